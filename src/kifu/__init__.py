@@ -1,0 +1,1 @@
+"""Reinforcement learning of LLM agents on records that can be trusted."""

@@ -1,0 +1,97 @@
+"""What an environment owes the rest of the library.
+
+An author subclasses `Environment`, writes ``reset`` and ``verify`` and marks methods with `tool`. Everything may be
+plain or async. Plain Python exceptions are fine: whoever calls attributes them.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
+
+from kifu.envs.spec import Capabilities, Observation, SnapshotKind, Task, ToolSpec
+from kifu.envs.tools import check_arguments, class_tools
+from kifu.errors import UsageError, nearest
+from kifu.records import ToolCall, Verdict
+
+
+class Environment:
+    """Base class; a user overrides ``reset`` and ``verify`` and marks tools. One instance serves one rollout at a time."""
+
+    id: ClassVar[str] = ""
+    """Name in the record; the class name when empty."""
+    version: ClassVar[str] = "1"
+    """A change of behaviour is a new version."""
+    capabilities: ClassVar[Capabilities] = Capabilities(snapshot=SnapshotKind.NONE)
+    instructions: ClassVar[str] = ""
+    """System text for language models; the dialect adds how to call the tools."""
+    vocabulary: ClassVar[tuple[str, ...]] = ()
+    """Every whitespace-separated symbol an observation can hold, for symbolic policies; empty: text only."""
+    facts: ClassVar[Mapping[str, str]] = {}
+    """For the environment card and the protocol: state space, hidden variables, irreversible actions, criteria."""
+
+    def reset(self, task: Task, seed: int) -> str | Observation:
+        """Put the world into the initial state of ``task``; all randomness comes from ``seed``."""
+        raise NotImplementedError(f"{type(self).__name__} must define reset(task, seed)")
+
+    def step(self, call: ToolCall) -> Any:
+        """Execute one call by dispatching to the method of that name; may return an awaitable.
+
+        Raises:
+            UsageError: the tool does not exist or the arguments do not fit; shown to the policy as an observation.
+        """
+        specs = {spec.name: spec for spec in self.tools()}
+        if call.name not in specs:
+            raise UsageError(f"no tool `{call.name}`; {nearest(call.name, list(specs))}")
+        check_arguments(specs[call.name], call.arguments)
+        return getattr(self, call.name)(**call.arguments)
+
+    def verify(self) -> Verdict:
+        """Judge the world as it is now. Idempotent; must not change state."""
+        raise NotImplementedError(f"{type(self).__name__} must define verify()")
+
+    def snapshot(self) -> Any:
+        """JSON-compatible state or bytes, complete, the random state included."""
+        raise NotImplementedError(f"{type(self).__name__} declares no snapshot")
+
+    def restore(self, ref: Any) -> None:
+        """Become the state that `snapshot` gave."""
+        raise NotImplementedError(f"{type(self).__name__} declares no snapshot")
+
+    def close(self) -> None:
+        """Release everything; called exactly once for every instance, also after failures."""
+
+    def tools(self) -> tuple[ToolSpec, ...]:
+        """Tools as they stand now; the default reads the methods marked with `tool`."""
+        return class_tools(type(self))
+
+    def allowed(self) -> tuple[str, ...] | None:
+        """Names of the tools the phase allows now (it must not leak hidden state); None allows all."""
+        return None
+
+    def potential(self) -> float | None:
+        """Potential of the present Markov state, for shaping; None: the environment offers none."""
+        return None
+
+    def state_key(self) -> str | None:
+        """A key equal for equal states, for methods that compare revisits; None: not offered."""
+        return None
+
+    def state_digest(self) -> str | None:
+        """SHA-256 of the snapshot's canonical form; None where there is no snapshot."""
+        if self.capabilities.snapshot in (SnapshotKind.NONE, SnapshotKind.REPLAY):
+            return None
+        return digest_state(self.snapshot())
+
+    @classmethod
+    def tasks(cls, split: str, seed: int) -> Iterable[Task]:
+        """Endless or finite stream of tasks of a split; ``seed`` is the first of the split's range."""
+        raise NotImplementedError(f"{cls.__name__} lists no tasks; give them in the experiment or define tasks()")
+
+
+def digest_state(state: Any) -> str:
+    """SHA-256 of bytes, or of the canonical JSON of anything else."""
+    if isinstance(state, bytes):
+        return hashlib.sha256(state).hexdigest()
+    text = json.dumps(state, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()

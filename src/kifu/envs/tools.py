@@ -1,0 +1,139 @@
+"""Methods as tools: the marker, the schema read from type hints and docstring, the check of arguments."""
+
+import inspect
+import re
+import types
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints, overload
+
+from kifu.envs.spec import ToolSpec
+from kifu.errors import UsageError, nearest
+from kifu.records import Json
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+_MARK = "__kifu_tool__"
+_JSON_TYPES: Mapping[Any, str] = {str: "string", int: "integer", float: "number", bool: "boolean"}
+_CHECKS: Mapping[str, tuple[type, ...]] = {
+    "string": (str,),
+    "integer": (int,),
+    "number": (int, float),
+    "boolean": (bool,),
+    "array": (list,),
+    "object": (dict,),
+}
+
+
+@overload
+def tool(method: Method) -> Method: ...
+@overload
+def tool(*, command: str | None = None) -> Callable[[Method], Method]: ...
+def tool(method: Method | None = None, *, command: str | None = None) -> Any:
+    """Mark a method as a tool of its environment.
+
+    The first sentence of the docstring describes it, an ``Args:`` section its parameters, the type hints its schema
+    (str, int, float, bool, ``Literal``, ``list[...]``, ``X | None``).
+
+    Args:
+        method: the method, when used without parentheses.
+        command: how a call looks in the command dialect, e.g. ``"pickup {color} key"``.
+    """
+
+    def mark(target: Method) -> Method:
+        setattr(target, _MARK, command or "")
+        return target
+
+    return mark if method is None else mark(method)
+
+
+def class_tools(cls: type) -> tuple[ToolSpec, ...]:
+    """Specs of every method of ``cls`` marked with `tool`, in order of definition, inherited ones first."""
+    names = [name for base in reversed(cls.__mro__) for name, item in vars(base).items() if hasattr(item, _MARK)]
+    return tuple(tool_spec(name, getattr(cls, name)) for name in dict.fromkeys(names))
+
+
+def tool_spec(name: str, method: Callable[..., Any]) -> ToolSpec:
+    """Read one spec from a method or function.
+
+    Raises:
+        UsageError: a parameter has no type hint or one that JSON cannot express.
+    """
+    hints = get_type_hints(method)
+    described = _parameter_docs(inspect.getdoc(method) or "")
+    properties: dict[str, Json] = {}
+    required: list[Json] = []
+    for parameter in inspect.signature(method).parameters.values():
+        if parameter.name == "self":
+            continue
+        if parameter.name not in hints:
+            raise UsageError(f"tool `{name}`: parameter `{parameter.name}` has no type hint; add one, e.g. `: str`")
+        schema = _schema(hints[parameter.name], where=f"tool `{name}`, parameter `{parameter.name}`")
+        if parameter.name in described:
+            schema["description"] = described[parameter.name]
+        properties[parameter.name] = schema
+        if parameter.default is inspect.Parameter.empty:
+            required.append(parameter.name)
+    summary = (inspect.getdoc(method) or "").strip().split("\n\n")[0].replace("\n", " ")
+    return ToolSpec(
+        name=name,
+        description=summary,
+        parameters={"type": "object", "properties": properties, "required": required},
+        command=getattr(method, _MARK, "") or None,
+    )
+
+
+def _schema(hint: Any, where: str) -> dict[str, Json]:
+    if hint in _JSON_TYPES:
+        return {"type": _JSON_TYPES[hint]}
+    origin, args = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        kinds = {_JSON_TYPES.get(type(value)) for value in args}
+        if len(kinds) == 1 and None not in kinds:
+            return {"type": str(kinds.pop()), "enum": list(args)}
+    if origin is list and len(args) == 1:
+        return {"type": "array", "items": _schema(args[0], where)}
+    if origin in (Union, types.UnionType):
+        rest = [arg for arg in args if arg is not type(None)]
+        if len(rest) == 1:
+            return _schema(rest[0], where)
+    raise UsageError(f"{where}: found type {hint}; use str, int, float, bool, Literal, list[...] or X | None")
+
+
+def _parameter_docs(doc: str) -> dict[str, str]:
+    section = re.search(r"^Args:\n((?:[ \t]+.*\n?)+)", doc, re.MULTILINE)
+    if section is None:
+        return {}
+    return {name: text.strip() for name, text in re.findall(r"^\s+(\w+)(?:\s*\([^)]*\))?:\s*(.+)$", section[1], re.M)}
+
+
+def check_arguments(spec: ToolSpec, arguments: Mapping[str, Json]) -> None:
+    """Check the arguments of a call against the tool's schema, without coercion.
+
+    Raises:
+        UsageError: names the tool, the argument, what was found and what was expected.
+    """
+    properties = spec.parameters.get("properties")
+    required = spec.parameters.get("required")
+    assert isinstance(properties, dict)
+    assert isinstance(required, list)
+    for name, value in arguments.items():
+        schema = properties.get(name)
+        if not isinstance(schema, dict):
+            raise UsageError(f"tool `{spec.name}` has no argument `{name}`; {nearest(name, list(properties))}")
+        _check_value(schema, value, where=f"tool `{spec.name}`, argument `{name}`")
+    missing = [name for name in required if name not in arguments]
+    if missing:
+        raise UsageError(f"tool `{spec.name}` needs argument `{missing[0]}`")
+
+
+def _check_value(schema: Mapping[str, Json], value: Json, where: str) -> None:
+    kind = str(schema.get("type", "string"))
+    if not isinstance(value, _CHECKS[kind]) or (isinstance(value, bool) and kind != "boolean"):
+        raise UsageError(f"{where}: found {value!r}, expected {kind}")
+    options = schema.get("enum")
+    if isinstance(options, list) and value not in options:
+        raise UsageError(f"{where}: found {value!r}, expected one of {', '.join(map(repr, options))}")
+    items = schema.get("items")
+    if isinstance(value, list) and isinstance(items, dict):
+        for item in value:
+            _check_value(items, item, where)

@@ -1,0 +1,158 @@
+"""The exception tree. Every error says where, what was found, what was expected and what to do.
+
+KifuError
+├── UsageError              a call or command that cannot be meant
+│   └── ExperimentError     the experiment file: a field missing, contradictory or unknown
+├── RecordError             a record whose invariants do not hold; also a ValueError
+├── LedgerError             double entry does not close; the run stops
+├── StorageError            the run folder, its parts, its log
+│   ├── DiskFullError       no space left; nothing already accepted is lost
+│   ├── LockedError         another process owns the run folder
+│   ├── TornError           a tail that was being written when its writer died
+│   ├── AlteredError        bytes that differ from what the manifest promises
+│   └── FormatError         a format version this reader does not know
+├── ModelError              a model that cannot be fetched, converted, loaded or trusted
+├── RenderError             a conversation that cannot be turned into tokens exactly
+├── NoSignalError           several steps in a row without an informative group
+├── FailureRateError        the environment fails more often than the experiment allows
+└── BoundaryError           a failure attributed to the room that was called
+    ├── EnvironmentFailure  reset or step raised, hung or returned nonsense
+    ├── ToolFailure         the tool service broke (a tool's own failure is an observation)
+    ├── VerifierFailure     verify raised, hung or returned nonsense; never a reward of 0
+    ├── EngineFailure       sampling, scoring or training failed
+    ├── SandboxFailure      the sandbox broke
+    └── AgentFailure        the agent strategy raised
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from difflib import get_close_matches
+
+
+class KifuError(Exception):
+    """Root of every error this library raises on purpose."""
+
+    exit_code = 1
+
+
+class UsageError(KifuError):
+    """A call or command that cannot be meant."""
+
+    exit_code = 2
+
+
+class ExperimentError(UsageError):
+    """The experiment file is malformed, incomplete or contradictory."""
+
+
+class RecordError(KifuError, ValueError):
+    """A record whose invariants do not hold."""
+
+
+class LedgerError(KifuError):
+    """Double entry does not close."""
+
+
+class StorageError(KifuError):
+    """The run folder, its parts or its log."""
+
+    exit_code = 4
+
+
+class DiskFullError(StorageError):
+    """No space left on the device."""
+
+
+class LockedError(StorageError):
+    """Another process owns the run folder."""
+
+
+class TornError(StorageError):
+    """A tail that was being written when its writer died: incomplete, not altered."""
+
+
+class AlteredError(StorageError):
+    """Bytes that differ from what the manifest promises."""
+
+
+class FormatError(StorageError):
+    """A format version this reader does not know."""
+
+
+class ModelError(KifuError):
+    """A model that cannot be fetched, converted, loaded or trusted."""
+
+    exit_code = 5
+
+
+class RenderError(KifuError):
+    """A conversation that cannot be turned into tokens exactly."""
+
+    exit_code = 5
+
+
+class NoSignalError(KifuError):
+    """Several steps in a row without an informative group."""
+
+
+class FailureRateError(KifuError):
+    """The environment fails more often than the experiment allows."""
+
+    exit_code = 3
+
+
+class BoundaryError(KifuError):
+    """A failure attributed to the room that was called."""
+
+
+class EnvironmentFailure(BoundaryError):
+    """Reset or step raised, hung or returned nonsense."""
+
+    exit_code = 3
+
+
+class ToolFailure(BoundaryError):
+    """The tool service broke; a tool's own failure is an observation instead."""
+
+    exit_code = 3
+
+
+class VerifierFailure(BoundaryError):
+    """Verify raised, hung or returned nonsense; never a reward of 0."""
+
+    exit_code = 3
+
+
+class EngineFailure(BoundaryError):
+    """Sampling, scoring or training failed."""
+
+    exit_code = 5
+
+
+class SandboxFailure(BoundaryError):
+    """The sandbox broke."""
+
+
+class AgentFailure(BoundaryError):
+    """The agent strategy raised."""
+
+
+@contextmanager
+def crossing(error: type[BoundaryError], what: str) -> Iterator[None]:
+    """Re-raise whatever escapes as ``error``; an already attributed failure keeps its type.
+
+    Cancellation is not a failure and passes through untouched.
+    """
+    try:
+        yield
+    except BoundaryError:
+        raise
+    except Exception as cause:
+        raise error(f"{what} failed: {type(cause).__name__}: {cause}") from cause
+
+
+def nearest(name: str, known: list[str]) -> str:
+    """Suggest names close to ``name``, ending with the whole list; for error messages."""
+    close = get_close_matches(name, known, n=1, cutoff=0.5)
+    hint = f"did you mean `{close[0]}`? " if close else ""
+    return f"{hint}Known: {', '.join(sorted(known))}."

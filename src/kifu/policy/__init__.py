@@ -1,0 +1,32 @@
+"""Torch-free contracts between whoever samples, scores or trains and everybody else."""
+
+from kifu.policy.contracts import (
+    Constraint,
+    Generation,
+    Request,
+    Sampler,
+    Scorer,
+    ScoreRequest,
+    Scores,
+    StepResult,
+    Trainer,
+    Weights,
+)
+from kifu.policy.scripted import ScriptedSampler
+from kifu.policy.stream import inverse_cdf, uniform
+
+__all__ = [
+    "Constraint",
+    "Generation",
+    "Request",
+    "Sampler",
+    "ScoreRequest",
+    "Scorer",
+    "Scores",
+    "ScriptedSampler",
+    "StepResult",
+    "Trainer",
+    "Weights",
+    "inverse_cdf",
+    "uniform",
+]

@@ -1,0 +1,203 @@
+"""What a sampler, a scorer and a trainer owe the rest of the library. Torch-free.
+
+Axes: ``T`` tokens of a whole context, ``N`` new or scored tokens, ``S`` ids of a support.
+
+Every implementation of `Sampler` and `Trainer` passes ``kifu.testing.check_sampler`` and ``check_trainer``.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from kifu.errors import RecordError
+from kifu.records.tokens import Bools, Floats, Ints, Sampling, Support
+from kifu.records.turns import Finish
+
+
+class Constraint(Protocol):
+    """A grammar over tokens, used as a pure automaton: states are values, nothing is remembered inside."""
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 that names the grammar; it goes into `Sampling.grammar`."""
+        ...
+
+    def start(self) -> Any:
+        """State before the first token."""
+        ...
+
+    def allowed(self, state: Any) -> Ints | None:
+        """``[S]`` increasing ids allowed next; None allows every token; empty means the text is complete."""
+        ...
+
+    def advance(self, state: Any, token: int) -> Any:
+        """State after ``token``, which must be allowed."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Request:
+    """One call: continue one context by one assistant turn."""
+
+    context: str
+    """Names the context whose keys and values may be kept between calls; one tape of one rollout."""
+    token_ids: Ints
+    """``[T]`` the whole context, exactly. The engine finds what it already computed by longest prefix."""
+    sampling: Sampling
+    """Its ``stream`` keys the random numbers, its ``stop_ids`` end the turn."""
+    turn: int
+    max_new_tokens: int
+    constraint: Constraint | None = None
+    prefix_group: str = ""
+    """Calls with one group share a long prompt; the engine prefills it once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Generation:
+    """What one call wrote."""
+
+    token_ids: Ints
+    """``[N]``; a sampled stop token is included."""
+    sampled: Bools
+    """``[N]`` False where the support had one member: nobody chose, the token has no logprob."""
+    logprobs: Floats
+    """``[N]`` nats, NaN where not sampled."""
+    policy_version: int
+    finish: Finish
+    sampling: Sampling
+    """The effective distribution, with engine and dtype filled in."""
+    support: tuple[Support | None, ...] | None = None
+    """``[N]``"""
+    value: float | None = None
+    """V(h) of the context before the first new token, where the engine has a critic."""
+    entropy: float | None = None
+    """Mean over sampled tokens, nats, of the distribution sampled from."""
+
+    def __post_init__(self) -> None:
+        count = self.token_ids.size
+        if self.sampled.size != count or self.logprobs.size != count:
+            raise RecordError(f"generation: {count} ids, {self.sampled.size} flags, {self.logprobs.size} logprobs")
+        if self.support is not None and len(self.support) != count:
+            raise RecordError(f"generation: {count} ids, {len(self.support)} supports")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ScoreRequest:
+    """Teacher-forced question: how likely were these tokens under these rules?"""
+
+    token_ids: Ints
+    """``[T]`` a whole sequence."""
+    positions: Ints
+    """``[N]`` positions whose token is scored, each >= 1."""
+    sampling: Sampling
+    support: tuple[Support | None, ...] | None = None
+    """``[N]``, aligned with ``positions``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Scores:
+    """Answers to one `ScoreRequest`."""
+
+    logprobs: Floats
+    """``[N]`` nats under the recorded temperature and support."""
+    entropy: Floats
+    """``[N]`` nats."""
+    value: Floats | None = None
+    """``[N]`` V of the context before each scored token, where the engine has a critic."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Weights:
+    """One published version of the policy, as plain arrays."""
+
+    version: int
+    """Number of publishes before this one."""
+    tensors: Mapping[str, npt.NDArray[Any]]
+    """Read-only. bfloat16 tensors are uint16 bit patterns, named in ``bfloat16``."""
+    bfloat16: frozenset[str] = field(default_factory=frozenset)
+    is_adapter: bool = False
+    """True when the tensors are an adapter (LoRA) on the initial weights."""
+
+    def digest(self) -> str:
+        """SHA-256 over names, dtypes, shapes and bytes, in the order of the names."""
+        found = hashlib.sha256()
+        for name in sorted(self.tensors):
+            array = np.ascontiguousarray(self.tensors[name])
+            dtype = "bfloat16" if name in self.bfloat16 else str(array.dtype)
+            found.update(f"{name}|{dtype}|{','.join(map(str, array.shape))}|".encode())
+            found.update(array.data.cast("B") if array.size else b"")
+        return found.hexdigest()
+
+
+class Scorer(Protocol):
+    """Teacher-forced probabilities."""
+
+    async def score(self, requests: Sequence[ScoreRequest]) -> list[Scores]:
+        """Score each request under the weights now loaded."""
+        ...
+
+
+class Sampler(Scorer, Protocol):
+    """Continues contexts. A generation is a pure function of (weights, context ids, sampling, stream, turn)."""
+
+    @property
+    def version(self) -> int:
+        """Version of the weights now loaded."""
+        ...
+
+    async def sample(self, request: Request) -> Generation:
+        """Continue one context. Whatever is pending is computed together; no caller waits for another's tool."""
+        ...
+
+    async def load(self, weights: Weights) -> None:
+        """Wait for running calls, then take the weights and drop what was computed with the old ones."""
+        ...
+
+    def release(self, context: str) -> None:
+        """Forget what is kept for a context; unknown names are fine."""
+        ...
+
+
+Batch = TypeVar("Batch", contravariant=True)
+Objective = TypeVar("Objective", contravariant=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """What became of one optimizer step."""
+
+    applied: bool
+    """False when loss or gradient was not finite, or no batch carried a gradient: then nothing moved."""
+    grad_norm: float
+    """Before clipping."""
+    learning_rate: float
+    why: str = ""
+    """Why the step was not applied."""
+
+
+class Trainer(Protocol[Batch, Objective]):
+    """Owns the trainable weights and the optimizer."""
+
+    def forward_backward(self, batch: Batch, objective: Objective) -> Mapping[str, float]:
+        """Accumulate gradients of the summed loss; return sums and counts, never means."""
+        ...
+
+    def optim_step(self) -> StepResult:
+        """Clip, step, clear the gradients."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """Everything needed to go on bit for bit: weights, moments, schedule position. Tensors as numpy arrays."""
+        ...
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Take back what `state` gave."""
+        ...
+
+    def publish(self) -> Weights:
+        """The present weights as the next version, in the dtype the sampler uses."""
+        ...

@@ -1,0 +1,132 @@
+"""How an episode ended and what the world said about it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from math import isfinite
+from types import MappingProxyType
+
+from kifu.errors import RecordError
+
+
+class Owner(StrEnum):
+    """Whose decision or failure ended the episode."""
+
+    TASK = "task"
+    POLICY = "policy"
+    COLLECTOR = "collector"
+    INFRASTRUCTURE = "infrastructure"
+
+
+class StopReason(StrEnum):
+    """Why an episode ended; the owner is part of the reason. A new member is a change of record format."""
+
+    SUCCESS = "success"
+    FAILURE = "failure"
+    TASK_BUDGET = "task_budget"
+    """A limit that belongs to the task: a true terminal failure."""
+    NATURAL_END = "natural_end"
+    """The policy answered without a call."""
+    TURN_LIMIT = "turn_limit"
+    TOKEN_LIMIT = "token_limit"
+    CONTEXT_LIMIT = "context_limit"
+    TIME_LIMIT = "time_limit"
+    TOOL_RESULT_OVERFLOW = "tool_result_overflow"
+    CANCELLED = "cancelled"
+    ENV_ERROR = "env_error"
+    VERIFIER_ERROR = "verifier_error"
+    ENGINE_ERROR = "engine_error"
+    SANDBOX_ERROR = "sandbox_error"
+    AGENT_ERROR = "agent_error"
+
+    @property
+    def owner(self) -> Owner:
+        """Whose decision or failure it was."""
+        return _OWNER[self]
+
+
+_OWNER: Mapping[StopReason, Owner] = {
+    StopReason.SUCCESS: Owner.TASK,
+    StopReason.FAILURE: Owner.TASK,
+    StopReason.TASK_BUDGET: Owner.TASK,
+    StopReason.NATURAL_END: Owner.POLICY,
+    StopReason.TURN_LIMIT: Owner.COLLECTOR,
+    StopReason.TOKEN_LIMIT: Owner.COLLECTOR,
+    StopReason.CONTEXT_LIMIT: Owner.COLLECTOR,
+    StopReason.TIME_LIMIT: Owner.COLLECTOR,
+    StopReason.TOOL_RESULT_OVERFLOW: Owner.COLLECTOR,
+    StopReason.CANCELLED: Owner.COLLECTOR,
+    StopReason.ENV_ERROR: Owner.INFRASTRUCTURE,
+    StopReason.VERIFIER_ERROR: Owner.INFRASTRUCTURE,
+    StopReason.ENGINE_ERROR: Owner.INFRASTRUCTURE,
+    StopReason.SANDBOX_ERROR: Owner.INFRASTRUCTURE,
+    StopReason.AGENT_ERROR: Owner.INFRASTRUCTURE,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """Why an episode ended. It has no truth value: ask for one of the derived flags."""
+
+    reason: StopReason
+    detail: str = ""
+    """For people: the message of an error, the limit that was hit."""
+
+    @property
+    def terminated(self) -> bool:
+        """The task or the policy ended the episode; the future is worth 0."""
+        return self.reason.owner in (Owner.TASK, Owner.POLICY)
+
+    @property
+    def truncated(self) -> bool:
+        """The collector cut the episode; the future is unknown, not worth 0."""
+        return self.reason.owner is Owner.COLLECTOR
+
+    @property
+    def infra_error(self) -> bool:
+        """Infrastructure failed; the episode says nothing about the policy."""
+        return self.reason.owner is Owner.INFRASTRUCTURE
+
+    def __bool__(self) -> bool:
+        raise TypeError("an Outcome has no truth value; ask terminated, truncated or infra_error")
+
+
+def _frozen(values: Mapping[str, bool]) -> Mapping[str, bool]:
+    return MappingProxyType(dict(values))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What a verifier found in the world after the episode."""
+
+    success: bool | None
+    """None when the verifier could not tell; then the episode has no reward."""
+    score: float | None = None
+    """Partial credit; None means success counts as 0 or 1."""
+    world_state_checks: Mapping[str, bool] = field(default_factory=dict)
+    format_checks: Mapping[str, bool] = field(default_factory=dict)
+    safety_checks: Mapping[str, bool] = field(default_factory=dict)
+    invalid_actions: int = 0
+    resource_usage: Mapping[str, float] = field(default_factory=dict)
+    """Measured; excluded from the content digest."""
+    infra_status: str = "ok"
+    assurance: str = "state"
+    """How the verdict was reached: ``state`` (world state read by trusted code), or a level of the sandbox room."""
+    verifier: str = ""
+    """Id and version, e.g. ``key_door/1``."""
+    evidence: str | None = None
+    """Digest of the evidence the verifier looked at."""
+
+    def __post_init__(self) -> None:
+        if self.score is not None and not isfinite(self.score):
+            raise RecordError(f"verdict score must be finite, found {self.score}; None means success counts as 0 or 1")
+        for name in ("world_state_checks", "format_checks", "safety_checks"):
+            object.__setattr__(self, name, _frozen(getattr(self, name)))
+        object.__setattr__(self, "resource_usage", MappingProxyType(dict(self.resource_usage)))
+
+    @property
+    def reward(self) -> float | None:
+        """The task reward, paid once at the end: the score, else success as 0 or 1, else None (absent, not zero)."""
+        if self.score is not None:
+            return float(self.score)
+        return None if self.success is None else float(self.success)
