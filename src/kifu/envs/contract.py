@@ -6,17 +6,17 @@ plain or async. Plain Python exceptions are fine: whoever calls attributes them.
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar
+from collections.abc import Awaitable, Iterable, Mapping
+from typing import ClassVar
 
-from kifu.envs.spec import Capabilities, Observation, SnapshotKind, Task, ToolSpec
+from kifu.envs.spec import Capabilities, Observation, Reply, SnapshotKind, Task, ToolSpec
 from kifu.envs.tools import check_arguments, class_tools
 from kifu.errors import UsageError, nearest
-from kifu.records import ToolCall, Verdict
+from kifu.records import Json, ToolCall, Verdict
 
 
 class Environment:
-    """Base class; a user overrides ``reset`` and ``verify`` and marks tools. One instance serves one rollout at a time."""
+    """Base class: override ``reset`` and ``verify``, mark tools. One instance serves one rollout at a time."""
 
     id: ClassVar[str] = ""
     """Name in the record; the class name when empty."""
@@ -34,7 +34,7 @@ class Environment:
         """Put the world into the initial state of ``task``; all randomness comes from ``seed``."""
         raise NotImplementedError(f"{type(self).__name__} must define reset(task, seed)")
 
-    def step(self, call: ToolCall) -> Any:
+    def step(self, call: ToolCall) -> Reply | str | Awaitable[Reply | str]:
         """Execute one call by dispatching to the method of that name; may return an awaitable.
 
         Raises:
@@ -44,17 +44,18 @@ class Environment:
         if call.name not in specs:
             raise UsageError(f"no tool `{call.name}`; {nearest(call.name, list(specs))}")
         check_arguments(specs[call.name], call.arguments)
-        return getattr(self, call.name)(**call.arguments)
+        reply: Reply | str | Awaitable[Reply | str] = getattr(self, call.name)(**call.arguments)
+        return reply
 
     def verify(self) -> Verdict:
         """Judge the world as it is now. Idempotent; must not change state."""
         raise NotImplementedError(f"{type(self).__name__} must define verify()")
 
-    def snapshot(self) -> Any:
+    def snapshot(self) -> Json | bytes:
         """JSON-compatible state or bytes, complete, the random state included."""
         raise NotImplementedError(f"{type(self).__name__} declares no snapshot")
 
-    def restore(self, ref: Any) -> None:
+    def restore(self, ref: Json | bytes) -> None:
         """Become the state that `snapshot` gave."""
         raise NotImplementedError(f"{type(self).__name__} declares no snapshot")
 
@@ -89,7 +90,7 @@ class Environment:
         raise NotImplementedError(f"{cls.__name__} lists no tasks; give them in the experiment or define tasks()")
 
 
-def digest_state(state: Any) -> str:
+def digest_state(state: Json | bytes) -> str:
     """SHA-256 of bytes, or of the canonical JSON of anything else."""
     if isinstance(state, bytes):
         return hashlib.sha256(state).hexdigest()

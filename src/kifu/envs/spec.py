@@ -10,7 +10,7 @@ from kifu.records import Json, StopReason, Trust
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """One thing to attempt. ``data`` is what ``reset`` needs; hidden answers may stand in it, the policy never sees it."""
+    """One thing to attempt. ``data`` is for ``reset``; hidden answers may stand in it, the policy never sees it."""
 
     id: str
     seed: int = 0

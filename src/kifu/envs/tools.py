@@ -82,8 +82,8 @@ def tool_spec(name: str, method: Callable[..., Any]) -> ToolSpec:
     )
 
 
-def _schema(hint: Any, where: str) -> dict[str, Json]:
-    if hint in _JSON_TYPES:
+def _schema(hint: object, where: str) -> dict[str, Json]:
+    if isinstance(hint, type) and hint in _JSON_TYPES:
         return {"type": _JSON_TYPES[hint]}
     origin, args = get_origin(hint), get_args(hint)
     if origin is Literal:

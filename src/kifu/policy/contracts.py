@@ -19,23 +19,18 @@ from kifu.records.turns import Finish
 
 
 class Constraint(Protocol):
-    """A grammar over tokens, used as a pure automaton: states are values, nothing is remembered inside."""
+    """A grammar over the tokens of one turn, as a pure function of what was written so far."""
 
     @property
     def digest(self) -> str:
         """SHA-256 that names the grammar; it goes into `Sampling.grammar`."""
         ...
 
-    def start(self) -> Any:
-        """State before the first token."""
-        ...
+    def allowed(self, prefix: tuple[int, ...]) -> Ints | None:
+        """``[S]`` increasing ids allowed after ``prefix``.
 
-    def allowed(self, state: Any) -> Ints | None:
-        """``[S]`` increasing ids allowed next; None allows every token; empty means the text is complete."""
-        ...
-
-    def advance(self, state: Any, token: int) -> Any:
-        """State after ``token``, which must be allowed."""
+        None allows every token; empty means the turn is complete. A stop token is part of the grammar.
+        """
         ...
 
 

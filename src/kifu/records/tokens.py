@@ -195,11 +195,14 @@ def _check_policy(span: Span, where: str) -> None:
         raise RecordError(f"{where}: logprobs must be finite and <= 0, found {logprobs.tolist()[:8]}")
     if span.policy_version < 0:
         raise RecordError(f"{where}: policy_version must be >= 0, found {span.policy_version}")
-    if span.support is None:
-        return
-    if len(span.support) != count:
-        raise RecordError(f"{where}: {len(span.support)} supports for {count} tokens")
-    for at, support in enumerate(span.support):
+    if span.support is not None:
+        _check_support(span, span.support, where)
+
+
+def _check_support(span: Span, supports: tuple[Support | None, ...], where: str) -> None:
+    if len(supports) != len(span):
+        raise RecordError(f"{where}: {len(supports)} supports for {len(span)} tokens")
+    for at, support in enumerate(supports):
         if support is None:
             continue
         token = int(span.token_ids[at])
