@@ -54,6 +54,8 @@ class Occurrences:
     """``[N]`` consecutive numbers from 0 in the batch; equal for tokens of one turn of one trajectory."""
     sequences: Ints
     """``[N]`` consecutive numbers from 0 in the batch; equal for tokens of one trajectory."""
+    reference_logprobs: Floats | None = None
+    """``[N]`` nats under a frozen reference, where the algorithm needs one."""
 
     def __len__(self) -> int:
         return int(self.token_ids.size)
@@ -106,6 +108,8 @@ class Row:
     weights: Doubles
     turns: Ints
     """``[N]`` turn index inside the trajectory."""
+    reference_logprobs: Floats | None = None
+    """``[N]``"""
     value_positions: Ints | None = None
     """``[K]`` positions whose state is valued."""
     value_targets: Doubles | None = None

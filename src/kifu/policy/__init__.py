@@ -12,12 +12,19 @@ from kifu.policy.contracts import (
     Trainer,
     Weights,
 )
+from kifu.policy.engine import AdamW, Engine, EngineSpec, FullWeights, LoraWeights, Machine, WeightsSpec
 from kifu.policy.scripted import ScriptedSampler
 from kifu.policy.stream import inverse_cdf, uniform
 
 __all__ = [
+    "AdamW",
     "Constraint",
+    "Engine",
+    "EngineSpec",
+    "FullWeights",
     "Generation",
+    "LoraWeights",
+    "Machine",
     "Request",
     "Sampler",
     "ScoreRequest",
@@ -27,6 +34,7 @@ __all__ = [
     "StepResult",
     "Trainer",
     "Weights",
+    "WeightsSpec",
     "inverse_cdf",
     "uniform",
 ]
