@@ -28,7 +28,7 @@ class Terms:
     """Everything a loss may look at, aligned by occurrence."""
 
     logp_N: Tensor
-    """Nats, under the weights being trained, over the recorded support at the recorded temperature; has the gradient."""
+    """Nats, under the weights being trained, at the recorded temperature and support; carries the gradient."""
     behaviour_logp_N: Tensor
     """Nats, as recorded."""
     advantage_N: Tensor
