@@ -1,0 +1,141 @@
+"""What an algorithm is: a frozen value that composes credit, objective, reduction, filter and data source, with a card.
+
+Axes: ``K`` turns of one trajectory, ``G`` members of a group.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from enum import StrEnum
+from typing import ClassVar, Protocol, runtime_checkable
+
+import numpy as np
+
+from kifu.credit.episode import CreditRules, Doubles, Episode
+from kifu.objectives import Objective
+
+
+class Feedback(StrEnum):
+    """Where the learning signal comes from."""
+
+    DEMONSTRATION = "demonstration"
+    PREFERENCE = "preference pair"
+    REWARD_MODEL = "reward model"
+    JUDGE = "another model's judgement"
+    RULE = "rule check"
+    OUTCOME = "environment outcome"
+
+
+class Source(StrEnum):
+    """Where the trajectories come from."""
+
+    FIXED = "fixed set"
+    FRESH = "fresh rollouts"
+    OLDER = "older policy's rollouts"
+    REPLAY = "replay buffer"
+    CANDIDATES = "candidates at generation only"
+
+
+class Unit(StrEnum):
+    """Over what the loss is averaged: every unit weighs the same."""
+
+    TOKEN = "token"
+    TURN = "turn"
+    TRAJECTORY = "trajectory"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Card:
+    """Answers about a method, printed by ``kifu algorithms ID`` and in every report."""
+
+    name: str
+    source: str
+    """Paper and equation."""
+    feedback: tuple[Feedback, ...]
+    data: Source
+    decision_unit: str
+    """The unit that is credited."""
+    turn: str
+    """What the method calls a turn."""
+    updates: str
+    """What is updated: policy, critic, both, nothing."""
+    optimization: str
+    """Where optimization happens."""
+    freshness: str
+    """Age and reuse of the data."""
+    ratio: str
+    """Ratio level and clip; a clip is not a bound, the realised ratio and KL are measured every step."""
+    denominator: str
+    on_policy: bool
+    online: bool
+    family: str
+    """value-based, policy-based or actor-critic."""
+    model_free: bool = True
+    delayed_consequences: bool = True
+    neighbour: str = ""
+    """The nearest other method and the axis on which they differ."""
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TurnCredit:
+    """Credit of one trajectory."""
+
+    advantages_K: Doubles
+    value_targets_K: Doubles | None = None
+    """What the critic is regressed on; None without a critic."""
+
+
+@runtime_checkable
+class Algorithm(Protocol):
+    """A frozen value. Its fields are its options; the defaults are the published setting."""
+
+    card: ClassVar[Card]
+    reduction: Unit
+
+    def credit(self, group: Sequence[Episode], rules: CreditRules) -> list[TurnCredit] | None:
+        """Credit every member of a group, or None when the group carries no signal and is left out of the update."""
+        ...
+
+    def objective(self) -> Objective:
+        """The loss over sampled tokens."""
+        ...
+
+    @property
+    def plan(self) -> "Plan":
+        """How the data is used."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """How collected data is used."""
+
+    demonstrations: bool = False
+    """Trains on scripted traces, by likelihood."""
+    epochs: int = 1
+    """Optimizer steps over the same rollouts."""
+    whiten: bool = False
+    """Whether advantages are normalized over the whole batch of the step."""
+    needs_value: bool = False
+    """Whether the engine must have a critic."""
+    needs_group: bool = False
+    """Whether statistics of a group are taken, so that group_size must be at least 2."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Described:
+    """An algorithm for people: id, options with their values, card."""
+
+    id: str
+    options: Mapping[str, object] = field(default_factory=dict)
+
+
+def options_of(algorithm: Algorithm) -> dict[str, object]:
+    """Every option of an algorithm with its value, for the protocol and the report."""
+    return {item.name: getattr(algorithm, item.name) for item in fields(algorithm)}  # type: ignore[arg-type]
+
+
+def is_constant(values: Sequence[float]) -> bool:
+    """Whether all values are equal, exactly: a group of equal rewards carries no signal."""
+    array = np.asarray(values, dtype=np.float64)
+    return bool((array == array[0]).all()) if array.size else True

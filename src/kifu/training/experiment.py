@@ -1,0 +1,194 @@
+"""From an experiment file to checked layers: profiles, overrides, messages that say where and what to do."""
+
+import json
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias, cast
+
+from pydantic import BaseModel, ValidationError
+
+from kifu.errors import ExperimentError, nearest
+from kifu.training.layers import Experiment, MachineTable
+
+Table: TypeAlias = dict[str, Any]
+
+VERSION = 1
+LAYERS = ("environment", "policy", "record", "credit", "update", "evaluation")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """A parsed experiment."""
+
+    name: str
+    """Stem of the file, or the environment's name; part of the default run folder, not of the protocol."""
+    experiment: Experiment
+    machine: MachineTable
+    folder: Path
+    """Where relative paths in the file start."""
+
+
+def load_experiment(path: Path, *, profile: str | None = None, overrides: Sequence[str] = ()) -> Loaded:
+    """Read and check an experiment file.
+
+    Args:
+        path: a TOML file.
+        profile: name of a table under ``[profiles]`` laid over the file.
+        overrides: ``path.to.field=value``, the value in TOML syntax; applied last.
+
+    Raises:
+        ExperimentError: the file cannot be read, parsed or meant.
+    """
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as missing:
+        raise ExperimentError(f"{path}: no such experiment file") from missing
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as broken:
+        raise ExperimentError(f"{path}: not TOML: {broken}") from broken
+    return parse_experiment(
+        table, name=path.stem, folder=path.parent, where=str(path), profile=profile, overrides=overrides
+    )
+
+
+def parse_experiment(
+    table: Table,
+    *,
+    name: str,
+    folder: Path,
+    where: str,
+    profile: str | None = None,
+    overrides: Sequence[str] = (),
+) -> Loaded:
+    """Check a parsed experiment table; see `load_experiment`."""
+    table = dict(table)
+    version = table.pop("kifu", None)
+    if version != VERSION:
+        raise ExperimentError(f"{where}: `kifu = {VERSION}` must stand at the top, found {version!r}")
+    profiles = table.pop("profiles", {})
+    if not isinstance(profiles, dict):
+        raise ExperimentError(f"{where}: [profiles] must be tables, e.g. [profiles.check.update]")
+    for known, layer in profiles.items():
+        _check_names(layer, f"{where}: [profiles.{known}]")
+    if profile is not None and profile not in profiles:
+        raise ExperimentError(
+            f"{where}: no profile `{profile}`; {nearest(profile, list(profiles)) if profiles else ''}"
+        )
+    if profile is not None:
+        table = merge(table, profiles[profile])
+    for override in overrides:
+        table = merge(table, _override(override))
+    _check_names(table, where)
+    machine = _validate(MachineTable, table.pop("machine", {}), where=f"{where}: [machine]")
+    return Loaded(
+        name=name,
+        experiment=cast(Experiment, _validate(Experiment, table, where=where)),
+        machine=cast(MachineTable, machine),
+        folder=folder,
+    )
+
+
+def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> Table:
+    """Lay ``above`` over ``below``, table by table. A table with another ``type`` or ``engine`` replaces the old one."""
+    merged = dict(below)
+    for key, value in above.items():
+        old = merged.get(key)
+        if isinstance(old, dict) and isinstance(value, dict) and not _is_another_choice(old, value):
+            merged[key] = merge(old, value)
+        else:
+            merged[key] = value
+    return merged
+
+
+def _is_another_choice(old: Table, new: Table) -> bool:
+    return any(tag in new and new[tag] != old.get(tag) for tag in ("type", "engine"))
+
+
+def _override(text: str) -> Table:
+    path, found, value = text.partition("=")
+    if not found or not re.fullmatch(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*", path.strip()):
+        raise ExperimentError(f"--set {text}: expected path.to.field=value, e.g. --set update.steps=4")
+    try:
+        parsed = tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        parsed = value.strip()
+    for part in reversed(path.strip().split(".")):
+        parsed = {part: parsed}
+    return cast(Table, parsed)
+
+
+def _check_names(table: object, where: str) -> None:
+    if not isinstance(table, dict):
+        raise ExperimentError(f"{where}: expected a table, found {table!r}")
+    for key in table:
+        if key not in (*LAYERS, "machine"):
+            raise ExperimentError(f"{where}: unknown table [{key}]; {nearest(key, [*LAYERS, 'machine'])}")
+
+
+def _validate(model: type[BaseModel], data: Table, *, where: str) -> BaseModel:
+    try:
+        # JSON mode lets TOML's arrays become tuples and integers become floats, and nothing else.
+        return model.model_validate_json(json.dumps(data, allow_nan=True))
+    except ValidationError as problem:
+        raise ExperimentError(_explain(problem, model, where)) from problem
+    except (TypeError, ValueError) as problem:
+        raise ExperimentError(f"{where}: a value that JSON cannot hold: {problem}") from problem
+
+
+def _explain(problem: ValidationError, model: type[BaseModel], where: str) -> str:
+    lines = []
+    for error in problem.errors(include_url=False):
+        path = ".".join(str(part) for part in error["loc"] if part not in _TAGS)
+        if error["type"] == "extra_forbidden":
+            known = _known_fields(model, error["loc"][:-1])
+            lines.append(f"{path}: unknown field; {nearest(str(error['loc'][-1]), known)}")
+        elif error["type"] == "missing":
+            lines.append(f"{path}: missing; it has no default and must be stated")
+        else:
+            found = "" if isinstance(error["input"], dict) else f", found {error['input']!r}"
+            lines.append(f"{path}: {error['msg']}{found}")
+    return f"{where}: " + f"\n{where}: ".join(lines)
+
+
+_TAGS = frozenset({"hf", "recurrent", "full", "lora", "none", "potential", "adamw", "demonstrations"})
+
+
+def _known_fields(model: type[BaseModel], path: tuple[int | str, ...]) -> list[str]:
+    schema = model.model_json_schema(by_alias=True)
+    definitions = schema.get("$defs", {})
+    nodes = [schema]
+    for part in path:
+        nodes = [_resolve(child, definitions) for node in nodes for child in _children(node, str(part), definitions)]
+    return sorted({name for node in nodes for name in node.get("properties", {})}) or ["(nothing)"]
+
+
+def _children(node: Table, part: str, definitions: Table) -> list[Table]:
+    if part in _TAGS:
+        return [
+            option
+            for option in (_resolve(item, definitions) for item in node.get("oneOf", [node]))
+            if part in json.dumps(option.get("properties", {}))
+        ]
+    child = node.get("properties", {}).get(part)
+    return [] if child is None else [child]
+
+
+def _resolve(node: Table, definitions: Table) -> Table:
+    reference = node.get("$ref")
+    return definitions[reference.rsplit("/", 1)[-1]] if reference else node
+
+
+def json_schema() -> Table:
+    """JSON Schema of the experiment file, profiles and ``[machine]`` included."""
+    schema = Experiment.model_json_schema(by_alias=True)
+    machine = MachineTable.model_json_schema()
+    schema["properties"] = {
+        "kifu": {"const": VERSION},
+        **schema["properties"],
+        "machine": machine,
+        "profiles": {"type": "object", "additionalProperties": {"type": "object"}},
+    }
+    schema["required"] = ["kifu", *schema["required"]]
+    return schema

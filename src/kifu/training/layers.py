@@ -1,0 +1,269 @@
+"""The six layers of an experiment, as they stand in the file. Choices are unions; an unknown field is an error.
+
+Every field of the protocol has a place here. What an environment or algorithm declares about itself is filled in when
+the file is frozen (see `kifu.training.freeze`); what is still empty then is missing.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+
+class Layer(BaseModel):
+    """Base of every table: frozen, no unknown fields, no coercion of text to numbers."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, populate_by_name=True)
+
+
+class TaskLimits(Layer):
+    """Limits that belong to the task: exceeding one is a failure of the task."""
+
+    turns: int | None = Field(default=None, ge=1)
+
+
+class CollectorLimits(Layer):
+    """Limits that belong to the collector: exceeding one is truncation."""
+
+    turns: int | None = Field(default=None, ge=1)
+    tokens: int | None = Field(default=None, ge=1)
+    """Length of the whole context, in tokens."""
+    seconds: float | None = Field(default=None, gt=0)
+    """Wall time of one rollout."""
+    tool_seconds: float = Field(default=30.0, gt=0)
+    """Wall time of one call of the environment."""
+
+
+class EnvironmentLayer(Layer):
+    """Layer 1: the task and the environment."""
+
+    name: str
+    """A registered name or ``module:Class``."""
+    options: dict[str, Any] = {}
+    """Keyword arguments of the environment's constructor."""
+    tasks: str | None = None
+    """Path of a JSONL file with tasks, instead of the environment's own generator."""
+    splits: dict[str, str] = {"train": "seed 0..", "held_out": "seed 5_000_000.."}
+    """Split name to ``seed FIRST..`` or ``seed FIRST..LAST``; the ranges must not overlap."""
+    decision_model: str = ""
+    state: str = ""
+    initial_states: str = ""
+    observations: str = ""
+    hidden: str = ""
+    action: str = ""
+    reward: str = ""
+    reset: str = ""
+    success: str = ""
+    failure: str = ""
+    irreversible: str = ""
+    task_limits: TaskLimits = TaskLimits()
+    collector_limits: CollectorLimits = CollectorLimits()
+    on_truncation: Literal["exclude", "terminal", "bootstrap"] = "exclude"
+    isolation: Literal["thread", "process"] = "thread"
+    failure_rate_limit: float = Field(default=0.2, gt=0, le=1)
+    """Share of a step's attempts that may end in an infrastructure error before the run stops."""
+
+
+class Decoding(Layer):
+    """The distribution the policy samples from when it collects rollouts."""
+
+    temperature: float = Field(default=1.0, gt=0)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_k: int | None = Field(default=None, ge=1)
+    min_p: float | None = Field(default=None, ge=0, lt=1)
+    grammar: Literal["tools"] | None = None
+    """``tools``: only texts that are a call of an allowed tool; None: free text."""
+    max_new_tokens: int = Field(default=64, ge=1)
+
+
+class FullTuning(Layer):
+    """Train every parameter."""
+
+    type: Literal["full"] = "full"
+
+
+class Lora(Layer):
+    """Train a low-rank adapter."""
+
+    type: Literal["lora"] = "lora"
+    rank: int = Field(default=16, ge=1)
+    alpha: float = Field(default=32.0, gt=0)
+
+
+Tuning = Annotated[FullTuning | Lora, Field(discriminator="type")]
+
+
+class Prompt(Layer):
+    """What stands before the task."""
+
+    examples: int = Field(default=0, ge=0)
+    """Worked demonstrations of tasks that are in no split."""
+    instructions: str | None = None
+    """Replaces the environment's own system text."""
+
+
+class HfPolicy(Layer):
+    """Layer 2: a pretrained language model."""
+
+    engine: Literal["hf"] = "hf"
+    model: str
+    start: str | None = Field(default=None, alias="from")
+    """Run folder whose last version is the initial weights."""
+    dialect: Literal["command", "json", "hermes"] = "hermes"
+    prompt: Prompt = Prompt()
+    thinking: bool = False
+    decoding: Decoding = Decoding()
+    weights: Tuning = FullTuning()
+
+
+class RecurrentPolicy(Layer):
+    """Layer 2: a small recurrent actor-critic over symbols."""
+
+    engine: Literal["recurrent"] = "recurrent"
+    kind: Literal["gru", "feedforward"] = "gru"
+    """``feedforward`` sees only the last observation: the control without memory."""
+    hidden: int = Field(default=64, ge=1)
+    start: str | None = Field(default=None, alias="from")
+    decoding: Decoding = Decoding(grammar="tools", max_new_tokens=1)
+
+
+PolicyLayer = Annotated[HfPolicy | RecurrentPolicy, Field(discriminator="engine")]
+
+
+class RecordLayer(Layer):
+    """Layer 3: what is kept. Tokens, logprobs, supports, versions, stop reasons and times always are."""
+
+    keep_weights: Literal["all", "last"] = "all"
+    checkpoint_every: int = Field(default=4, ge=1)
+    """Optimizer steps."""
+
+
+class NoShaping(Layer):
+    """No shaping."""
+
+    type: Literal["none"] = "none"
+
+
+class PotentialShaping(Layer):
+    """F = gamma Phi(s') - Phi(s), with the environment's potential (Ng et al., 1999)."""
+
+    type: Literal["potential"] = "potential"
+
+
+Shaping = Annotated[NoShaping | PotentialShaping, Field(discriminator="type")]
+
+
+class CreditLayer(Layer):
+    """Layer 4: reward and credit."""
+
+    algorithm: str
+    """Fixes credit, ratio, clip, reduction, filter and KL; ``options`` are deviations from the published setting."""
+    options: dict[str, Any] = {}
+    gamma: float = Field(default=1.0, ge=0, le=1)
+    components: dict[str, float] = {}
+    """Weight of each step component of the environment; one that is not named is not paid."""
+    shaping: Shaping = NoShaping()
+
+
+class Optimizer(Layer):
+    """AdamW."""
+
+    type: Literal["adamw"] = "adamw"
+    learning_rate: float = Field(gt=0)
+    betas: tuple[float, float] = (0.9, 0.99)
+    eps: float = Field(default=1e-8, gt=0)
+    weight_decay: float = Field(default=0.0, ge=0)
+    warmup_steps: int = Field(default=0, ge=0)
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+
+    @field_validator("betas", mode="before")
+    @classmethod
+    def _pair(cls, value: object) -> object:
+        return tuple(value) if isinstance(value, list) else value
+
+
+class NoWarmStart(Layer):
+    """Reinforcement learning from the first step."""
+
+    type: Literal["none"] = "none"
+
+
+class Demonstrations(Layer):
+    """Likelihood on scripted traces before the reinforcement learning."""
+
+    type: Literal["demonstrations"] = "demonstrations"
+    steps: int = Field(ge=1)
+    traces_per_step: int = Field(ge=1)
+    noise: float = Field(ge=0, le=1)
+    """Probability that the demonstrator takes a random action instead of its own."""
+    optimizer: Optimizer
+
+
+WarmStart = Annotated[NoWarmStart | Demonstrations, Field(discriminator="type")]
+
+
+class UpdateLayer(Layer):
+    """Layer 5: the update."""
+
+    steps: int = Field(ge=1)
+    prompts_per_step: int = Field(ge=1)
+    group_size: int = Field(ge=1)
+    optimizer: Optimizer
+    clip_norm: float | None = Field(default=1.0, gt=0)
+    warm_start: WarmStart = NoWarmStart()
+    max_age: int = Field(default=0, ge=0)
+    """How many versions behind a rollout may be when it is trained; also how many steps are collected ahead."""
+    patience: int = Field(default=5, ge=1)
+    """Steps in a row without an informative group before the run stops with advice."""
+
+
+class EvaluationLayer(Layer):
+    """Layer 6: evaluation."""
+
+    split: str = "held_out"
+    tasks: int = Field(default=64, ge=1)
+    tries: int = Field(default=1, ge=1)
+    decoding: Literal["greedy", "sampled"] = "greedy"
+    every: int | None = Field(default=None, ge=1)
+    """Optimizer steps between evaluations during training; None evaluates before and after only."""
+
+
+class Experiment(Layer):
+    """A whole experiment file after profiles and overrides are applied; `[machine]` stands apart."""
+
+    environment: EnvironmentLayer
+    policy: PolicyLayer
+    record: RecordLayer = RecordLayer()
+    credit: CreditLayer
+    update: UpdateLayer
+    evaluation: EvaluationLayer = EvaluationLayer()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _default_engine(cls, data: object) -> object:
+        if isinstance(data, dict) and isinstance(data.get("policy"), dict):
+            data = {**data, "policy": {"engine": "hf", **data["policy"]}}
+        return data
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Experiment":
+        if self.evaluation.split not in self.environment.splits:
+            known = ", ".join(self.environment.splits)
+            raise ValueError(f"evaluation.split is `{self.evaluation.split}`, environment.splits has: {known}")
+        if "train" not in self.environment.splits:
+            raise ValueError("environment.splits needs a split `train`")
+        return self
+
+
+class MachineTable(Layer):
+    """How this machine is used; outside the protocol hash."""
+
+    device: Literal["cpu", "cuda", "mps"] = "cpu"
+    sampler_dtype: Literal["float32", "bfloat16"] | None = None
+    """None: bfloat16 where `kifu doctor` finds it fast, else float32; the record says which."""
+    trainer_dtype: Literal["float32", "bfloat16"] | None = None
+    threads: int | None = Field(default=None, ge=1)
+    """None: every core this process may use."""
+    workers: int = Field(default=8, ge=1)
+    """Threads that run synchronous environments."""
+    max_nodes: int = Field(default=1024, ge=16)
+    activation_checkpointing: bool = False
