@@ -2,7 +2,8 @@
 
 KifuError
 ├── UsageError              a call or command that cannot be meant
-│   └── ExperimentError     the experiment file: a field missing, contradictory or unknown
+│   ├── ExperimentError     the experiment file: a field missing, contradictory or unknown
+│   └── ArgumentError       a number or array outside the domain of a formula; also a ValueError
 ├── RecordError             a record whose invariants do not hold; also a ValueError
 ├── LedgerError             double entry does not close; the run stops
 ├── StorageError            the run folder, its parts, its log
@@ -43,6 +44,10 @@ class UsageError(KifuError):
 
 class ExperimentError(UsageError):
     """The experiment file is malformed, incomplete or contradictory."""
+
+
+class ArgumentError(UsageError, ValueError):
+    """A number or array outside the domain of a formula."""
 
 
 class RecordError(KifuError, ValueError):
