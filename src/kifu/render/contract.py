@@ -110,3 +110,7 @@ class Renderer(Protocol):
     def constraint(self, tools: Sequence[ToolView], allowed: Sequence[str] | None) -> Constraint:
         """Grammar of the texts that are a call of an allowed tool."""
         ...
+
+    def compose(self, calls: Sequence[ToolCall], tools: Sequence[ToolView]) -> Ints:
+        """Ids of a turn that makes ``calls``, stop token included: how a demonstration is written down."""
+        ...

@@ -1,0 +1,8 @@
+"""Strategies between environment and sampler."""
+
+from kifu.agents.contract import Agent, PolicyHandle, World
+from kifu.agents.tool_calling import ToolCallingAgent
+
+AGENTS: dict[str, type[ToolCallingAgent]] = {"tool_calling": ToolCallingAgent}
+
+__all__ = ["AGENTS", "Agent", "PolicyHandle", "ToolCallingAgent", "World"]

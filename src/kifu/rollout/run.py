@@ -1,0 +1,103 @@
+"""One rollout from reset to record. A failed rollout is data: it comes back as a trajectory with a typed outcome."""
+
+import asyncio
+import time
+
+from kifu.envs import Task
+from kifu.envs.guard import GuardedEnvironment
+from kifu.errors import (
+    AgentFailure,
+    BoundaryError,
+    EngineFailure,
+    EnvironmentFailure,
+    SandboxFailure,
+    ToolFailure,
+    VerifierFailure,
+    crossing,
+)
+from kifu.policy import Sampler
+from kifu.records import (
+    Costs,
+    EnvironmentRef,
+    Outcome,
+    RolloutKey,
+    StopReason,
+    TaskRef,
+    Trajectory,
+    Verdict,
+)
+from kifu.rollout.session import Session
+from kifu.rollout.setting import Setting
+
+_REASONS: dict[type[BoundaryError], StopReason] = {
+    EnvironmentFailure: StopReason.ENV_ERROR,
+    ToolFailure: StopReason.ENV_ERROR,
+    VerifierFailure: StopReason.VERIFIER_ERROR,
+    EngineFailure: StopReason.ENGINE_ERROR,
+    SandboxFailure: StopReason.SANDBOX_ERROR,
+    AgentFailure: StopReason.AGENT_ERROR,
+}
+
+
+async def run_rollout(setting: Setting, *, sampler: Sampler, key: RolloutKey, task: Task) -> Trajectory:
+    """Attempt one task and record it.
+
+    Every failure of environment, verifier, engine or agent becomes an outcome owned by infrastructure, without a
+    reward. Cancellation passes through: an interrupted attempt leaves no record.
+    """
+    began, started_at = time.perf_counter(), time.time()
+    guard = GuardedEnvironment(
+        setting.environment, timeout_s=setting.limits.tool_seconds, isolation=setting.isolation
+    )
+    session = Session(setting, sampler=sampler, guard=guard, key=key, task=task)
+    verdict: Verdict | None = None
+    final_value: float | None = None
+    try:
+        try:
+            await _attempt(setting, session, task)
+            if session.outcome is not None and session.outcome.truncated and setting.records_value:
+                final_value = await session.final_value()
+            verdict = await guard.verify()
+        except BoundaryError as failure:
+            session.outcome = Outcome(reason=_REASONS[type(failure)], detail=str(failure)[:2000])
+        session.close()
+        outcome = session.outcome or Outcome(reason=StopReason.NATURAL_END, detail="the agent returned")
+        return Trajectory(
+            key=key,
+            task=TaskRef(id=task.id, family=task.family, split=task.split),
+            environment=EnvironmentRef(
+                id=guard.environment_id,
+                version=guard.environment_version,
+                seed=task.seed,
+                initial_digest=guard.initial_digest,
+                final_digest=guard.final_digest,
+            ),
+            provenance=setting.provenance,
+            tapes=session.builder.build(),
+            turns=tuple(session.turns),
+            outcome=outcome,
+            verdict=verdict,
+            final_value=final_value,
+            final_potential=guard.potential() if outcome.truncated else None,
+            costs=Costs(
+                seconds=time.perf_counter() - began,
+                generation_s=session.generation_s,
+                environment_s=session.environment_s,
+                started_at=started_at,
+            ),
+        )
+    finally:
+        for context in session.contexts:
+            sampler.release(context)
+        await guard.close()
+
+
+async def _attempt(setting: Setting, session: Session, task: Task) -> None:
+    limit = setting.limits.seconds
+    try:
+        async with asyncio.timeout(limit):
+            await session.begin()
+            with crossing(AgentFailure, f"agent {setting.agent.id}"):
+                await setting.agent.run(task, session, session)
+    except TimeoutError:
+        session.outcome = Outcome(reason=StopReason.TIME_LIMIT, detail=f"the collector allows {limit} s")

@@ -1,0 +1,296 @@
+"""One episode being recorded: the world and the policy as an agent sees them, and the tape that grows underneath."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from kifu.envs import Task, ToolSpec
+from kifu.envs.guard import GuardedEnvironment
+from kifu.errors import EngineFailure, crossing
+from kifu.policy import Generation, Request, Sampler, ScoreRequest
+from kifu.records import (
+    Action,
+    Estimate,
+    Event,
+    Finish,
+    Outcome,
+    RolloutKey,
+    StopReason,
+    ToolCall,
+    ToolResult,
+    Turn,
+    as_ints,
+)
+from kifu.records.builder import TapeBuilder
+from kifu.render import Message, Parsed, ToolView
+from kifu.rollout.setting import Setting
+
+
+@dataclass(slots=True, kw_only=True)
+class _OpenTurn:
+    """A turn whose results are still coming in."""
+
+    start: int
+    stop: int
+    tape: int
+    text: str
+    finish: Finish
+    parsed: Parsed
+    estimates: tuple[Estimate, ...]
+    potential: float | None
+    state_key: str | None
+    began: float
+    executed: tuple[ToolCall, ...] = ()
+    rewriter: str | None = None
+    results: list[ToolResult] = field(default_factory=list)
+    rewards: dict[str, float] = field(default_factory=dict)
+    duration: float = 0.0
+    events: list[Event] = field(default_factory=list)
+    seconds: float = 0.0
+
+
+class Session:
+    """Implements `kifu.agents.World` and `kifu.agents.PolicyHandle` over one tape builder."""
+
+    def __init__(
+        self, setting: Setting, *, sampler: Sampler, guard: GuardedEnvironment, key: RolloutKey, task: Task
+    ) -> None:
+        self._setting = setting
+        self._sampler = sampler
+        self._guard = guard
+        self._key = key
+        self._task = task
+        self._stream = f"{key.id}/{task.id}"
+        self.builder = TapeBuilder()
+        self.turns: list[Turn] = []
+        self.outcome: Outcome | None = None
+        self.generation_s = 0.0
+        self.environment_s = 0.0
+        self._history: list[Message] = []
+        self._open: _OpenTurn | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether the episode is over."""
+        return self.outcome is not None
+
+    @property
+    def tools(self) -> Sequence[ToolSpec]:
+        """Tools as they stand now."""
+        return self._guard.tools()
+
+    @property
+    def contexts(self) -> list[str]:
+        """Names of every context the sampler may have kept."""
+        return [self._context(tape) for tape in range(self.builder.tape + 1)]
+
+    def _context(self, tape: int) -> str:
+        return f"{self._key.id}/tape{tape}"
+
+    async def begin(self) -> None:
+        """Reset the world and lay the prompt."""
+        began = time.perf_counter()
+        observation = await self._guard.reset(self._task, self._task.seed)
+        self.environment_s += time.perf_counter() - began
+        system = self._setting.instructions
+        if system is None:
+            system = self._guard.environment.instructions
+        opening = [Message(role="system", content=system)] if system else []
+        self._history = [*opening, *self._setting.examples, Message(role="user", content=observation.text)]
+        for piece in self._setting.renderer.start(self._history, self._views()):
+            self.builder.append(piece.origin, piece.token_ids, turn=0)
+
+    def _views(self) -> tuple[ToolView, ...]:
+        return tuple(
+            ToolView(name=spec.name, description=spec.description, parameters=spec.parameters, command=spec.command)
+            for spec in self._guard.tools()
+        )
+
+    def _end(self, reason: StopReason, detail: str = "") -> None:
+        if self.outcome is None:
+            self.outcome = Outcome(reason=reason, detail=detail)
+
+    def _limit(self) -> tuple[StopReason, str] | None:
+        limits, done, tokens = self._setting.limits, len(self.turns), self.builder.position
+        if limits.task_turns is not None and done >= limits.task_turns:
+            return StopReason.TASK_BUDGET, f"the task allows {limits.task_turns} turns"
+        if limits.turns is not None and done >= limits.turns:
+            return StopReason.TURN_LIMIT, f"the collector allows {limits.turns} turns"
+        if limits.tokens is not None and tokens >= limits.tokens:
+            overflowed = bool(self.turns and self.turns[-1].results)
+            reason = StopReason.TOOL_RESULT_OVERFLOW if overflowed else StopReason.TOKEN_LIMIT
+            return reason, f"the context holds {tokens} tokens, the collector allows {limits.tokens}"
+        return None
+
+    async def write(self) -> Parsed:
+        """Let the policy write one turn; at a limit the episode ends instead and the text is empty."""
+        self._close_turn()
+        reached = self._limit()
+        if reached is not None:
+            self._end(*reached)
+            return Parsed(text="")
+        views, began = self._views(), time.perf_counter()
+        request = self._request(views)
+        potential, state_key = self._guard.potential(), self._guard.state_key()
+        start, tape = self.builder.position, self.builder.tape
+        with crossing(EngineFailure, f"sampling turn {len(self.turns)} of {self._key.id}"):
+            generation = await self._sampler.sample(request)
+        self.generation_s += time.perf_counter() - began
+        self.builder.append_generation(
+            token_ids=generation.token_ids,
+            sampled=generation.sampled,
+            logprobs=generation.logprobs,
+            policy_version=generation.policy_version,
+            sampling=generation.sampling,
+            support=generation.support,
+            turn=len(self.turns),
+        )
+        parsed = self._setting.renderer.parse(generation.token_ids, views)
+        self._history.append(
+            Message(role="assistant", content=parsed.text, reasoning=parsed.reasoning, calls=parsed.calls)
+        )
+        self._open = _OpenTurn(
+            start=start,
+            stop=self.builder.position,
+            tape=tape,
+            text=parsed.text,
+            finish=generation.finish,
+            parsed=parsed,
+            estimates=_estimates(generation),
+            potential=potential,
+            state_key=state_key,
+            began=began,
+            executed=parsed.calls,
+        )
+        if generation.finish is Finish.CONTEXT:
+            self._end(StopReason.CONTEXT_LIMIT, f"no room after {self.builder.position} tokens")
+        return parsed
+
+    def _request(self, views: tuple[ToolView, ...]) -> Request:
+        setting, limits = self._setting, self._setting.limits
+        constraint = setting.renderer.constraint(views, self._guard.allowed()) if setting.constrained else None
+        room = setting.max_new_tokens
+        if limits.tokens is not None:
+            room = min(room, limits.tokens - self.builder.position)
+        sampling = replace(
+            setting.sampling,
+            stream=self._stream,
+            stop_ids=setting.renderer.stop_ids,
+            grammar=None if constraint is None else constraint.digest,
+            dialect=setting.renderer.digests.parser,
+        )
+        return Request(
+            context=self._context(self.builder.tape),
+            token_ids=self.builder.token_ids,
+            sampling=sampling,
+            turn=len(self.turns),
+            max_new_tokens=room,
+            constraint=constraint,
+            prefix_group=f"{self._key.purpose}/{self._key.step}/{self._key.group}",
+        )
+
+    async def call(self, calls: Sequence[ToolCall], *, rewriter: str | None = None) -> list[ToolResult]:
+        """Execute the calls of the last turn in order; stops at the call that ends the episode."""
+        turn = self._open
+        assert turn is not None, "an agent calls tools after it let the policy write"
+        turn.executed, turn.rewriter = tuple(calls), rewriter
+        results: list[ToolResult] = []
+        for index, call in enumerate(calls):
+            answer = await self._guard.call(call)
+            self.environment_s += answer.latency_s
+            result = ToolResult(
+                call=index,
+                text=answer.reply.text,
+                trust=answer.reply.trust,
+                exit_status=answer.reply.exit_status,
+                error=answer.reply.error,
+                latency_s=answer.latency_s,
+                digest_before=answer.digest_before,
+                cut_bytes=answer.cut_bytes,
+            )
+            results.append(result)
+            turn.duration += answer.reply.duration
+            for name, value in answer.reply.rewards.items():
+                turn.rewards[name] = turn.rewards.get(name, 0.0) + value
+            if answer.reply.stop is not None:
+                self._end(answer.reply.stop, answer.reply.text)
+                break
+        turn.results.extend(results)
+        return results
+
+    def finish(self) -> None:
+        """The policy answered without a call."""
+        self._end(StopReason.NATURAL_END)
+
+    def show(self, texts: Sequence[str]) -> None:
+        """Append observations to the context."""
+        turn = self._open
+        assert turn is not None, "an agent shows observations after it let the policy write"
+        if not turn.results:
+            turn.results.extend(ToolResult(call=None, text=text, error=turn.parsed.error) for text in texts)
+        ids = self.builder.token_ids
+        ended = bool(ids.size) and int(ids[-1]) in self._setting.renderer.stop_ids
+        extension = self._setting.renderer.extend(ids, self._history, texts, ended=ended)
+        if extension.fork_at is not None:
+            turn.events.append(Event(kind="context.fork", detail={"at": extension.fork_at, "by": "template"}))
+            self.builder.fork(extension.fork_at)
+        self._close_turn()
+        for piece in extension.pieces:
+            self.builder.append(piece.origin, piece.token_ids, turn=len(self.turns))
+        self._history.extend(Message(role="tool", content=text) for text in texts)
+
+    def _close_turn(self) -> None:
+        turn, self._open = self._open, None
+        if turn is None:
+            return
+        self.turns.append(
+            Turn(
+                index=len(self.turns),
+                tape=turn.tape,
+                start=turn.start,
+                stop=turn.stop,
+                text=turn.text,
+                finish=turn.finish,
+                action=Action(
+                    sampled=turn.parsed.calls,
+                    executed=turn.executed,
+                    rewriter=turn.rewriter,
+                    parse_error=turn.parsed.error,
+                ),
+                results=tuple(turn.results),
+                rewards=turn.rewards,
+                potential=turn.potential,
+                seconds=time.perf_counter() - turn.began,
+                duration=turn.duration or 1.0,
+                state_key=turn.state_key,
+                events=tuple(turn.events),
+                estimates=turn.estimates,
+            )
+        )
+
+    def close(self) -> None:
+        """Take the last turn in."""
+        self._close_turn()
+
+    async def final_value(self) -> float | None:
+        """V(h_T) of the context as it stands, under the weights now loaded; None without a critic."""
+        ids = self.builder.token_ids
+        request = ScoreRequest(
+            token_ids=as_ints([*ids.tolist(), 0]),
+            positions=as_ints([ids.size]),
+            sampling=self._setting.sampling,
+        )
+        with crossing(EngineFailure, f"valuing the cut of {self._key.id}"):
+            scores = (await self._sampler.score([request]))[0]
+        return None if scores.value is None else float(scores.value[0])
+
+
+def _estimates(generation: Generation) -> tuple[Estimate, ...]:
+    found = []
+    if generation.value is not None:
+        found.append(Estimate(name="value", value=generation.value, policy_version=generation.policy_version))
+    if generation.entropy is not None:
+        found.append(Estimate(name="entropy", value=generation.entropy, policy_version=generation.policy_version))
+    return tuple(found)
+
+

@@ -1,0 +1,48 @@
+"""What every rollout of a run shares: how the policy writes, what limits hold, what the record names."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from kifu.agents import Agent
+from kifu.envs import Environment
+from kifu.records import Provenance, Sampling
+from kifu.render import Message, Renderer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Whose limit it is decides how the episode ends: the task's is a failure, the collector's is a cut."""
+
+    task_turns: int | None = None
+    turns: int | None = None
+    tokens: int | None = None
+    """Length of the whole context, in tokens."""
+    seconds: float | None = None
+    """Wall time of one rollout."""
+    tool_seconds: float = 30.0
+    """Wall time of one call of the environment."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """Shared by every rollout of one purpose."""
+
+    environment: Callable[[], Environment]
+    """Makes one instance; it serves one rollout and is closed."""
+    renderer: Renderer
+    agent: Agent
+    sampling: Sampling
+    """Without a stream; each rollout gets its own."""
+    max_new_tokens: int
+    constrained: bool = False
+    """Whether only texts that are a call of an allowed tool can be written."""
+    limits: Limits = field(default_factory=Limits)
+    provenance: Provenance = field(default_factory=Provenance)
+    instructions: str | None = None
+    """Replaces the environment's own system text."""
+    examples: tuple[Message, ...] = ()
+    """Worked demonstrations that stand before the task."""
+    records_value: bool = False
+    """Whether the engine has a critic, so that V(h_T) of a cut episode is asked for."""
+    isolation: str = "thread"
+    facts: Mapping[str, str] = field(default_factory=dict)
