@@ -4,7 +4,7 @@
 VENV ?= .venv
 RECIPE ?= recipes/key_door_text.toml
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 STAMPS := $(VENV)/.stamps
 
 export PIP_NO_INPUT := 1
