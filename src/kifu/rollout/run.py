@@ -3,8 +3,9 @@
 import asyncio
 import time
 
-from kifu.envs import Task
 from kifu.envs.guard import GuardedEnvironment
+
+from kifu.envs import Task
 from kifu.errors import (
     AgentFailure,
     BoundaryError,
@@ -46,9 +47,7 @@ async def run_rollout(setting: Setting, *, sampler: Sampler, key: RolloutKey, ta
     reward. Cancellation passes through: an interrupted attempt leaves no record.
     """
     began, started_at = time.perf_counter(), time.time()
-    guard = GuardedEnvironment(
-        setting.environment, timeout_s=setting.limits.tool_seconds, isolation=setting.isolation
-    )
+    guard = GuardedEnvironment(setting.environment, timeout_s=setting.limits.tool_seconds, isolation=setting.isolation)
     session = Session(setting, sampler=sampler, guard=guard, key=key, task=task)
     verdict: Verdict | None = None
     final_value: float | None = None

@@ -4,8 +4,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from kifu.envs import Task, ToolSpec
 from kifu.envs.guard import GuardedEnvironment
+from kifu.records.builder import TapeBuilder
+
+from kifu.envs import Task, ToolSpec
 from kifu.errors import EngineFailure, crossing
 from kifu.policy import Generation, Request, Sampler, ScoreRequest
 from kifu.records import (
@@ -21,7 +23,6 @@ from kifu.records import (
     Turn,
     as_ints,
 )
-from kifu.records.builder import TapeBuilder
 from kifu.render import Message, Parsed, ToolView
 from kifu.rollout.setting import Setting
 
@@ -292,5 +293,3 @@ def _estimates(generation: Generation) -> tuple[Estimate, ...]:
     if generation.entropy is not None:
         found.append(Estimate(name="entropy", value=generation.entropy, policy_version=generation.policy_version))
     return tuple(found)
-
-

@@ -91,7 +91,7 @@ def parse_experiment(
 
 
 def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> Table:
-    """Lay ``above`` over ``below``, table by table. A table with another ``type`` or ``engine`` replaces the old one."""
+    """Lay ``above`` over ``below``, table by table; a table with another ``type`` or ``engine`` replaces the old."""
     merged = dict(below)
     for key, value in above.items():
         old = merged.get(key)

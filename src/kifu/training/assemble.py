@@ -1,0 +1,230 @@
+"""From groups of records to rows with credit: what is trained, with which advantage and weight, and what is not.
+
+Pure: the same records and rules give the same rows. Axes: ``K`` turns, ``N`` trained tokens of a row.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from kifu.records.audit import pre_update_check
+from kifu.records.ledger import Bucket
+
+from kifu.algorithms.composition import Algorithm, TurnCredit, Unit
+from kifu.batching import Doubles, Row
+from kifu.credit.episode import CreditRules, Episode, Exclusion, episode
+from kifu.records import Group, Origin, Purpose, Span, Support, Trajectory, as_floats, as_ints
+
+_EXCLUDED: Mapping[Exclusion, Bucket] = {
+    Exclusion.INFRA_ERROR: Bucket.INFRA_ERROR,
+    Exclusion.TRUNCATED: Bucket.TRUNCATED_EXCLUDED,
+    Exclusion.NO_REWARD: Bucket.HELD_BACK,
+    Exclusion.NO_TURN: Bucket.HELD_BACK,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Denominators:
+    """Counts over the whole update, never over a micro-batch."""
+
+    tokens: int
+    turns: int
+    trajectories: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Assembled:
+    """One update, ready to be planned."""
+
+    rows: tuple[Row, ...]
+    """In (group, member) order, tapes of a trajectory next to each other."""
+    buckets: Mapping[str, Bucket]
+    """Trajectory id to where its tokens go."""
+    why: Mapping[str, str]
+    """Trajectory id to the reason it is not trained, where there is one to tell."""
+    denominators: Denominators
+    groups: int
+    informative: int
+
+
+def assemble(
+    groups: Sequence[Group], *, algorithm: Algorithm, rules: CreditRules, version: int, max_age: int
+) -> Assembled:
+    """Decide the bucket of every trajectory and build the rows of those that are trained.
+
+    Args:
+        groups: complete groups in order.
+        algorithm: gives the credit and the reduction.
+        rules: how rewards become numbers.
+        version: policy version about to be updated.
+        max_age: how many versions behind a token may have been sampled.
+    """
+    buckets: dict[str, Bucket] = {}
+    why: dict[str, str] = {}
+    credited: list[tuple[Trajectory, TurnCredit]] = []
+    informative = 0
+    for group in groups:
+        members, episodes = _usable(group, rules=rules, oldest=version - max_age, buckets=buckets, why=why)
+        credits = algorithm.credit(episodes, rules) if episodes else None
+        if credits is None:
+            buckets.update({member.id: Bucket.DEGENERATE for member in members})
+            continue
+        informative += 1
+        buckets.update({member.id: Bucket.TRAINED for member in members})
+        credited.extend(zip(members, credits, strict=True))
+    if algorithm.plan.whiten:
+        credited = _whiten(credited)
+    rows, denominators = _rows(credited, algorithm.reduction)
+    return Assembled(
+        rows=rows,
+        buckets=buckets,
+        why=why,
+        denominators=denominators,
+        groups=len(groups),
+        informative=informative,
+    )
+
+
+def _usable(
+    group: Group, *, rules: CreditRules, oldest: int, buckets: dict[str, Bucket], why: dict[str, str]
+) -> tuple[list[Trajectory], list[Episode]]:
+    members: list[Trajectory] = []
+    episodes: list[Episode] = []
+    for member in group.members:
+        problems = pre_update_check(member)
+        if problems:
+            buckets[member.id], why[member.id] = Bucket.DEMONSTRATION_ONLY, problems[0]
+            continue
+        seen = episode(member, rules)
+        if isinstance(seen, Exclusion):
+            buckets[member.id], why[member.id] = _EXCLUDED[seen], seen.value
+        elif member.key.purpose is Purpose.TRAIN and _oldest_version(member) < oldest:
+            buckets[member.id], why[member.id] = Bucket.STALE, f"sampled under a version before {oldest}"
+        else:
+            members.append(member)
+            episodes.append(seen)
+    return members, episodes
+
+
+def _oldest_version(trajectory: Trajectory) -> int:
+    spans = [span for tape in trajectory.tapes for span in tape.spans]
+    return min((span.policy_version for span in spans if span.policy_version is not None), default=1 << 30)
+
+
+def trained_origin(trajectory: Trajectory) -> Origin:
+    """Whose tokens are trained: the demonstrator's in a demonstration, else the policy's."""
+    demonstration = trajectory.key.purpose is Purpose.DEMONSTRATION
+    return Origin.DEMONSTRATION if demonstration else Origin.POLICY
+
+
+def _trained_tokens(trajectory: Trajectory) -> list[int]:
+    """Trained tokens of each turn."""
+    counts = [0] * len(trajectory.turns)
+    origin = trained_origin(trajectory)
+    for tape in trajectory.tapes:
+        for span in tape.spans:
+            if span.origin is origin:
+                counts[span.turn] += len(span)
+    return counts
+
+
+def _whiten(credited: list[tuple[Trajectory, TurnCredit]]) -> list[tuple[Trajectory, TurnCredit]]:
+    """Normalize advantages over all trained tokens of the update: (A - mean) / (population std + 1e-8)."""
+    if not credited:
+        return credited
+    counts = np.concatenate([np.array(_trained_tokens(trajectory)) for trajectory, _ in credited])
+    values = np.concatenate([credit.advantages_K for _, credit in credited])
+    mean = float(np.average(values, weights=counts))
+    std = float(np.sqrt(np.average((values - mean) ** 2, weights=counts)))
+    return [
+        (
+            trajectory,
+            TurnCredit(
+                advantages_K=(credit.advantages_K - mean) / (std + 1e-8), value_targets_K=credit.value_targets_K
+            ),
+        )
+        for trajectory, credit in credited
+    ]
+
+
+def _rows(credited: list[tuple[Trajectory, TurnCredit]], reduction: Unit) -> tuple[tuple[Row, ...], Denominators]:
+    counts = [_trained_tokens(trajectory) for trajectory, _ in credited]
+    denominators = Denominators(
+        tokens=sum(map(sum, counts)),
+        turns=sum(1 for per_turn in counts for count in per_turn if count),
+        trajectories=sum(1 for per_turn in counts if sum(per_turn)),
+    )
+    rows: list[Row] = []
+    for (trajectory, credit), per_turn in zip(credited, counts, strict=True):
+        weights_K = turn_weights(per_turn, reduction, denominators)
+        for tape in range(len(trajectory.tapes)):
+            row = _row(trajectory, tape, credit, weights_K, denominators)
+            if row is not None:
+                rows.append(row)
+    return tuple(rows), denominators
+
+
+def turn_weights(per_turn: Sequence[int], reduction: Unit, over: Denominators) -> Doubles:
+    """``[K]`` weight of each token of a turn, so that weight times loss, summed, is the mean over the unit.
+
+    token: 1 / tokens. turn: 1 / (turns x tokens of the turn). trajectory: 1 / (trajectories x tokens of the
+    trajectory).
+    """
+    counts_K = np.array(per_turn, dtype=np.float64)
+    if reduction is Unit.TOKEN:
+        return np.full(len(per_turn), 1.0 / max(over.tokens, 1))
+    if reduction is Unit.TURN:
+        return 1.0 / (over.turns * np.maximum(counts_K, 1.0))
+    return np.full(len(per_turn), 1.0 / (max(over.trajectories, 1) * max(counts_K.sum(), 1.0)))
+
+
+def _row(trajectory: Trajectory, tape: int, credit: TurnCredit, weights_K: Doubles, over: Denominators) -> Row | None:
+    origin, position = trained_origin(trajectory), trajectory.tapes[tape].fork_at
+    positions: list[int] = []
+    chosen: list[Span] = []
+    for span in trajectory.tapes[tape].spans:
+        if span.origin is origin:
+            positions.extend(range(position, position + len(span)))
+            chosen.append(span)
+        position += len(span)
+    if not positions:
+        return None
+    turns = np.concatenate([np.full(len(span), span.turn) for span in chosen])
+    values = _value_columns(trajectory, tape, credit, over)
+    return Row(
+        trajectory=trajectory.id,
+        token_ids=as_ints(trajectory.tape_ids(tape)[: positions[-1] + 1]),
+        positions=as_ints(positions),
+        behaviour_logprobs=as_floats(np.concatenate([_logprobs(span) for span in chosen])),
+        temperatures=as_floats(np.concatenate([np.full(len(span), _temperature(span)) for span in chosen])),
+        supports=tuple(support for span in chosen for support in _supports(span)),
+        advantages=credit.advantages_K[turns],
+        weights=weights_K[turns],
+        turns=as_ints(turns),
+        **values,
+    )
+
+
+def _value_columns(trajectory: Trajectory, tape: int, credit: TurnCredit, over: Denominators) -> dict[str, np.ndarray]:
+    targets = credit.value_targets_K
+    turns = [turn for turn in trajectory.turns if turn.tape == tape]
+    if targets is None or not turns:
+        return {}
+    return {
+        "value_positions": as_ints([turn.start - 1 for turn in turns]),
+        "value_targets": np.array([targets[turn.index] for turn in turns], dtype=np.float64),
+        "old_values": np.array([turn.estimate("value") for turn in turns], dtype=np.float64),
+        "value_weights": np.full(len(turns), 1.0 / max(over.turns, 1)),
+    }
+
+
+def _logprobs(span: Span) -> np.ndarray:
+    return np.zeros(len(span), np.float32) if span.logprobs is None else span.logprobs
+
+
+def _temperature(span: Span) -> float:
+    return 1.0 if span.sampling is None or span.sampling.temperature is None else span.sampling.temperature
+
+
+def _supports(span: Span) -> tuple[Support | None, ...]:
+    return span.support if span.support is not None else (None,) * len(span)
