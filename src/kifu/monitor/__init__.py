@@ -1,0 +1,31 @@
+"""What a run looks like from outside while it works: folder, metrics, timings, progress, TensorBoard events."""
+
+from kifu.monitor.events import EventWriter
+from kifu.monitor.memory import peak_rss_bytes
+from kifu.monitor.metrics import FAMILIES, METRICS, MetricsWriter, MetricValue, StepMetrics, read_metrics, undocumented
+from kifu.monitor.progress import Progress, StepView, sparkline, step_line
+from kifu.monitor.runfolder import RUN_FORMAT, RunFolder, write_atomic, write_json
+from kifu.monitor.timings import Stage, Stopwatch, Timings
+
+__all__ = [
+    "FAMILIES",
+    "METRICS",
+    "RUN_FORMAT",
+    "EventWriter",
+    "MetricValue",
+    "MetricsWriter",
+    "Progress",
+    "RunFolder",
+    "Stage",
+    "StepMetrics",
+    "StepView",
+    "Stopwatch",
+    "Timings",
+    "peak_rss_bytes",
+    "read_metrics",
+    "sparkline",
+    "step_line",
+    "undocumented",
+    "write_atomic",
+    "write_json",
+]

@@ -1,0 +1,168 @@
+"""The folder of one run: where everything lies, and how small files are replaced whole."""
+
+import errno
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kifu.errors import AlteredError, DiskFullError, FormatError, StorageError
+
+RUN_FORMAT = 1
+"""Format of the run folder. A reader refuses a newer one."""
+
+_FOLDERS = ("records", "wal", "weights", "checkpoints", "blobs")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFolder:
+    """Paths of a run. Nothing but paths and ``run.json``: each room writes its own files."""
+
+    root: Path
+
+    @classmethod
+    def create(cls, root: Path, facts: Mapping[str, Any]) -> "RunFolder":
+        """Make the folder and its ``run.json`` with ``facts`` (JSON values) beside the format number.
+
+        Raises:
+            StorageError: the folder already holds a run, or something else.
+        """
+        folder = cls(root=root)
+        if folder.run_json.exists():
+            raise StorageError(f"{root}: already holds a run. Continue it with `kifu resume {root}` or choose another.")
+        if root.exists() and (not root.is_dir() or any(path.name != "lock" for path in root.iterdir())):
+            raise StorageError(
+                f"{root}: exists and is not a run folder; expected a new or empty folder. Choose another."
+            )
+        for name in _FOLDERS:
+            (root / name).mkdir(parents=True, exist_ok=True)
+        folder.write_facts(facts)
+        return folder
+
+    @classmethod
+    def open(cls, root: Path) -> "RunFolder":
+        """Take an existing run.
+
+        Raises:
+            StorageError: no run there.
+            FormatError: written by a newer kifu.
+        """
+        folder = cls(root=root)
+        if not folder.run_json.is_file():
+            raise StorageError(f"{root}: no run here (no run.json). Expected the folder a `kifu train` wrote.")
+        found = folder.facts().get("format")
+        if not isinstance(found, int) or not 1 <= found <= RUN_FORMAT:
+            raise FormatError(
+                f"{folder.run_json}: format {found}, this kifu reads up to {RUN_FORMAT}. Upgrade kifu to open this run."
+            )
+        return folder
+
+    def facts(self) -> dict[str, Any]:
+        """What ``run.json`` says."""
+        try:
+            found = json.loads(self.run_json.read_text(encoding="utf-8"))
+        except (json.JSONDecodeError, UnicodeDecodeError) as cause:
+            raise AlteredError(
+                f"{self.run_json}: not JSON ({cause}). It is only ever replaced whole, so something else changed it."
+            ) from cause
+        if not isinstance(found, dict):
+            raise AlteredError(f"{self.run_json}: holds {type(found).__name__}, expected an object")
+        return found
+
+    def write_facts(self, facts: Mapping[str, Any]) -> None:
+        """Replace ``run.json``; the format number is added."""
+        write_json(self.run_json, {"format": RUN_FORMAT, **facts})
+
+    @property
+    def run_json(self) -> Path:
+        """Facts about the run."""
+        return self.root / "run.json"
+
+    @property
+    def protocol(self) -> Path:
+        """The frozen experiment."""
+        return self.root / "protocol.toml"
+
+    @property
+    def records(self) -> Path:
+        """Parquet parts and their manifest."""
+        return self.root / "records"
+
+    @property
+    def wal(self) -> Path:
+        """Accepted calls and turns that are not in a part yet."""
+        return self.root / "wal"
+
+    @property
+    def plan(self) -> Path:
+        """Batch plans, each written before its step."""
+        return self.root / "plan.jsonl"
+
+    @property
+    def metrics(self) -> Path:
+        """One object per step, for people."""
+        return self.root / "metrics.jsonl"
+
+    @property
+    def weights(self) -> Path:
+        """Published versions."""
+        return self.root / "weights"
+
+    @property
+    def checkpoints(self) -> Path:
+        """States to go on from."""
+        return self.root / "checkpoints"
+
+    @property
+    def blobs(self) -> Path:
+        """Large values, named by their digest."""
+        return self.root / "blobs"
+
+    @property
+    def report(self) -> Path:
+        """The report page."""
+        return self.root / "report.html"
+
+    @property
+    def lock(self) -> Path:
+        """Held by the one process that writes."""
+        return self.root / "lock"
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Replace a file whole: after a crash it holds the old bytes or the new ones, durable once this returns.
+
+    Raises:
+        DiskFullError: no space; the old file is intact.
+    """
+    fresh = path.with_name(f".{path.name}.{os.getpid()}.new")
+    try:
+        with fresh.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(path)
+        _sync_folder(path.parent)
+    except OSError as cause:
+        fresh.unlink(missing_ok=True)
+        if cause.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise DiskFullError(
+                f"{path}: no space for {len(data)} bytes; the file is as it was. Free space, then `kifu resume`."
+            ) from cause
+        raise StorageError(f"{path}: could not be written: {cause}") from cause
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write a JSON object atomically, keys in the given order; NaN and infinities are refused."""
+    text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
+    write_atomic(path, (text + "\n").encode())
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,99 @@
+"""The metrics file: one JSON object per step."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
+
+from kifu.errors import UsageError
+from kifu.monitor import EventWriter, MetricsWriter, StepMetrics, read_metrics, undocumented
+
+
+def _metrics(step: int, **extra: float | int | str | None) -> StepMetrics:
+    return StepMetrics(
+        step=step, seconds=1.25, cpu_seconds=2.5, success=0.5, ledger={"trained": 8, "closed": True}, extra=extra
+    )
+
+
+def test_every_line_is_an_object_with_the_promised_names(tmp_path: Path) -> None:
+    """The five promised names come first, further metrics follow."""
+    writer = MetricsWriter(tmp_path / "metrics.jsonl")
+    writer.write(_metrics(0, grad_norm=0.25))
+    writer.write(_metrics(1))
+    writer.close()
+
+    first, second = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+
+    assert first == {
+        "step": 0,
+        "seconds": 1.25,
+        "cpu_seconds": 2.5,
+        "success": 0.5,
+        "ledger": {"trained": 8, "closed": True},
+        "grad_norm": 0.25,
+    }
+    assert second["step"] == 1
+
+
+def test_a_number_json_cannot_hold_is_null_and_absent_stays_absent(tmp_path: Path) -> None:
+    """A strict JSON parser finds neither NaN nor Infinity."""
+    writer = MetricsWriter(tmp_path / "metrics.jsonl")
+    writer.write(StepMetrics(step=0, seconds=1, cpu_seconds=1, success=None, ledger={}, extra={"loss": math.nan}))
+    writer.close()
+
+    row = json.loads((tmp_path / "metrics.jsonl").read_text(), parse_constant=lambda word: pytest.fail(word))
+
+    assert row["success"] is None
+    assert row["loss"] is None
+
+
+def test_resuming_drops_the_steps_that_run_again_and_a_torn_line(tmp_path: Path) -> None:
+    """Four steps and a torn fifth, resumed at step 2: the file holds every step once."""
+    path = tmp_path / "metrics.jsonl"
+    writer = MetricsWriter(path)
+    for step in range(4):
+        writer.write(_metrics(step))
+    writer.close()
+    path.write_bytes(path.read_bytes() + b'{"step": 4, "sec')
+
+    resumed = MetricsWriter(path, resume_at=2)
+    resumed.write(_metrics(2, note="again"))
+    resumed.close()
+
+    assert [row["step"] for row in read_metrics(path)] == [0, 1, 2]
+    assert read_metrics(path)[2]["note"] == "again"
+
+
+def test_reading_while_a_line_is_being_written_leaves_it_out(tmp_path: Path) -> None:
+    """A line counts when its newline is there."""
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 0}\n{"step": 1')
+
+    assert read_metrics(path) == [{"step": 0}]
+
+
+def test_numbers_reach_tensorboard_and_text_does_not(tmp_path: Path) -> None:
+    """Ledger buckets become their own tags."""
+    writer = MetricsWriter(tmp_path / "metrics.jsonl", events=EventWriter(tmp_path / "events"))
+    writer.write(_metrics(5, grad_norm=0.25, note="text"))
+    writer.close()
+
+    seen = EventAccumulator(str(tmp_path / "events"))
+    seen.Reload()
+
+    assert "note" not in seen.Tags()["scalars"]
+    assert seen.Scalars("ledger/trained")[0].value == 8.0
+    assert (seen.Scalars("grad_norm")[0].step, seen.Scalars("grad_norm")[0].value) == (5, 0.25)
+
+
+def test_a_field_cannot_be_given_twice() -> None:
+    """A metric that would overwrite a field is refused by name."""
+    with pytest.raises(UsageError, match="success"):
+        _metrics(0, success=1.0)
+
+
+def test_names_outside_the_table_are_found() -> None:
+    """Families admit by prefix with their slash, not by similar words."""
+    assert undocumented(["loss", "time/tools_s", "stop/success", "mystery", "timers/x"]) == ["mystery", "timers/x"]
