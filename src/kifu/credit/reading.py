@@ -1,0 +1,92 @@
+"""From a trajectory to the numbers credit works on, under the reward side of the experiment.
+
+Axes: ``K`` turns.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import numpy as np
+
+from kifu.credit.arrays import Doubles
+from kifu.credit.episode import Bootstrap, CutTreatment, Episode, Exclude
+from kifu.credit.shaping import shaping_rewards
+from kifu.errors import RecordError
+from kifu.records import Trajectory
+
+
+class Exclusion(StrEnum):
+    """Why a trajectory has no credit. It leaves the statistics of its group untouched."""
+
+    INFRA_ERROR = "infra_error"
+    TRUNCATED = "truncated"
+    NO_REWARD = "no_reward"
+    """The verifier could not tell."""
+    NO_TURN = "no_turn"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardRules:
+    """How a trajectory's record becomes rewards; layer 4 of the experiment."""
+
+    gamma: float = 1.0
+    components: Mapping[str, float] = field(default_factory=dict)
+    """Weight of each step component; one that is not named is not paid."""
+    shaping: bool = False
+    """Whether F = gamma^tau Phi(s') - Phi(s) is added, with the recorded potentials."""
+    cut: CutTreatment = field(default_factory=Exclude)
+    """What an episode cut by the collector is worth."""
+
+
+def read_episode(trajectory: Trajectory, rules: RewardRules) -> Episode | Exclusion:
+    """Rewards per turn, the task reward paid once in the last turn, with values and durations as recorded.
+
+    A bootstrapped cut may lack a verdict; then only its components and V(h_T) count.
+
+    Raises:
+        RecordError: a value the rules need is not in the record.
+    """
+    outcome = trajectory.outcome
+    if outcome.infra_error:
+        return Exclusion.INFRA_ERROR
+    if not trajectory.turns:
+        return Exclusion.NO_TURN
+    if outcome.truncated and isinstance(rules.cut, Exclude):
+        return Exclusion.TRUNCATED
+    bootstraps = outcome.truncated and isinstance(rules.cut, Bootstrap)
+    if trajectory.reward is None and not bootstraps:
+        return Exclusion.NO_REWARD
+    if bootstraps and trajectory.final_value is None:
+        raise RecordError(
+            f"{trajectory.id}: on_truncation = bootstrap needs V(h_T), which no critic recorded; "
+            "use an engine and algorithm with a critic, or exclude or terminal"
+        )
+    turns = trajectory.turns
+    rewards_K = np.array([sum(w * turn.rewards.get(c, 0.0) for c, w in rules.components.items()) for turn in turns])
+    rewards_K[-1] += trajectory.reward or 0.0
+    durations_K = np.array([turn.duration for turn in turns], dtype=np.float64)
+    if rules.shaping:
+        rewards_K = rewards_K + _shaping(trajectory, durations_K, rules.gamma)
+    values = [turn.estimate("value") for turn in turns]
+    known = [value for value in values if value is not None]
+    return Episode(
+        rewards_K=rewards_K,
+        terminated=not bootstraps,
+        values_K=np.array(known, dtype=np.float64) if len(known) == len(values) else None,
+        final_value=trajectory.final_value if bootstraps else None,
+        durations_K=durations_K,
+    )
+
+
+def _shaping(trajectory: Trajectory, durations_K: Doubles, gamma: float) -> Doubles:
+    known = [turn.potential for turn in trajectory.turns if turn.potential is not None]
+    if len(known) != len(trajectory.turns):
+        raise RecordError(f"{trajectory.id}: shaping needs a potential before every turn; the environment offers none")
+    return shaping_rewards(
+        known,
+        gamma=gamma,
+        terminated=trajectory.outcome.terminated,
+        final_potential=trajectory.final_potential,
+        durations_K=durations_K,
+    )
