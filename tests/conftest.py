@@ -14,7 +14,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     marked = [item for item in items if "gpu" in item.keywords]
     if not marked:
         return
-    if importlib.util.find_spec("torch") and not subprocess.run([sys.executable, "-c", _HAS_CUDA], check=False).returncode:
+    if (
+        importlib.util.find_spec("torch")
+        and not subprocess.run([sys.executable, "-c", _HAS_CUDA], check=False).returncode
+    ):
         return
     for item in marked:
         item.add_marker(pytest.mark.skip(reason="needs a CUDA device; run scripts/gpu on a machine that has one"))

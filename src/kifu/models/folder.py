@@ -59,6 +59,10 @@ def open_folder(path: Path) -> ModelFolder:
     found = config.get("architectures")
     if not (isinstance(found, list) and found and isinstance(found[0], str)):
         raise ModelError(f'{path}/config.json: "architectures" is {found!r}, expected a list with one class name')
+    if not found[0].endswith("ForCausalLM"):
+        raise ModelError(
+            f"{path}/config.json: architecture `{found[0]}`; a policy must be a causal language model (…ForCausalLM)"
+        )
     origin = read_json(path / ORIGIN_FILE) if (path / ORIGIN_FILE).exists() else {}
     licence, source = origin.get("licence"), origin.get("source")
     return ModelFolder(

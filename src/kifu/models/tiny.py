@@ -43,8 +43,8 @@ import numpy as np; def main(self, value): return value; for index in range(10):
 def tiny_llama(folder: Path, *, seed: int = 0) -> ModelFolder:
     """Make a random Llama in ``folder``, or describe the one that is there.
 
-    Two layers, width 64, four heads on two key-value heads, 600 tokens, 2,048 positions, tied embeddings, ChatML. It loads
-    in transformers. Equal seeds give equal digests.
+    Two layers, width 64, four heads on two key-value heads, 600 tokens, 2,048 positions, tied embeddings, ChatML. It
+    loads in transformers. Equal seeds give equal digests.
 
     Args:
         folder: the model folder to create.
