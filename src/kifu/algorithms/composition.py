@@ -10,7 +10,9 @@ from typing import ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
-from kifu.credit.episode import CreditRules, Doubles, Episode
+from kifu.credit.arrays import Doubles
+from kifu.credit.episode import Episode
+from kifu.credit.reading import RewardRules
 from kifu.objectives import Objective
 
 
@@ -92,7 +94,7 @@ class Algorithm(Protocol):
     card: ClassVar[Card]
     reduction: Unit
 
-    def credit(self, group: Sequence[Episode], rules: CreditRules) -> list[TurnCredit] | None:
+    def credit(self, group: Sequence[Episode], rules: RewardRules) -> list[TurnCredit] | None:
         """Credit every member of a group, or None when the group carries no signal and is left out of the update."""
         ...
 

@@ -3,9 +3,8 @@
 import asyncio
 import time
 
-from kifu.envs.guard import GuardedEnvironment
-
 from kifu.envs import Task
+from kifu.envs.guard import GuardedEnvironment
 from kifu.errors import (
     AgentFailure,
     BoundaryError,
@@ -27,7 +26,7 @@ from kifu.records import (
     Trajectory,
     Verdict,
 )
-from kifu.rollout.session import Session
+from kifu.rollout.session import Script, Session
 from kifu.rollout.setting import Setting
 
 _REASONS: dict[type[BoundaryError], StopReason] = {
@@ -40,15 +39,21 @@ _REASONS: dict[type[BoundaryError], StopReason] = {
 }
 
 
-async def run_rollout(setting: Setting, *, sampler: Sampler, key: RolloutKey, task: Task) -> Trajectory:
+async def run_rollout(setting: Setting, *, writer: Sampler | Script, key: RolloutKey, task: Task) -> Trajectory:
     """Attempt one task and record it.
 
     Every failure of environment, verifier, engine or agent becomes an outcome owned by infrastructure, without a
     reward. Cancellation passes through: an interrupted attempt leaves no record.
+
+    Args:
+        setting: shared by every rollout of the purpose.
+        writer: the sampler, or a demonstrator's script.
+        key: place in the run.
+        task: what to attempt.
     """
     began, started_at = time.perf_counter(), time.time()
     guard = GuardedEnvironment(setting.environment, timeout_s=setting.limits.tool_seconds, isolation=setting.isolation)
-    session = Session(setting, sampler=sampler, guard=guard, key=key, task=task)
+    session = Session(setting, writer=writer, guard=guard, key=key, task=task)
     verdict: Verdict | None = None
     final_value: float | None = None
     try:
@@ -86,8 +91,9 @@ async def run_rollout(setting: Setting, *, sampler: Sampler, key: RolloutKey, ta
             ),
         )
     finally:
-        for context in session.contexts:
-            sampler.release(context)
+        if not isinstance(writer, Script):
+            for context in session.contexts:
+                writer.release(context)
         await guard.close()
 
 

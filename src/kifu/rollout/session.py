@@ -3,11 +3,10 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-
-from kifu.envs.guard import GuardedEnvironment
-from kifu.records.builder import TapeBuilder
+from typing import NamedTuple
 
 from kifu.envs import Task, ToolSpec
+from kifu.envs.guard import GuardedEnvironment
 from kifu.errors import EngineFailure, crossing
 from kifu.policy import Generation, Request, Sampler, ScoreRequest
 from kifu.records import (
@@ -15,6 +14,8 @@ from kifu.records import (
     Estimate,
     Event,
     Finish,
+    Ints,
+    Origin,
     Outcome,
     RolloutKey,
     StopReason,
@@ -23,8 +24,22 @@ from kifu.records import (
     Turn,
     as_ints,
 )
+from kifu.records.builder import TapeBuilder
 from kifu.render import Message, Parsed, ToolView
 from kifu.rollout.setting import Setting
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Script:
+    """A demonstrator's calls, one a turn, written instead of sampled."""
+
+    calls: tuple[ToolCall, ...]
+
+
+class _Written(NamedTuple):
+    token_ids: Ints
+    finish: Finish
+    estimates: tuple[Estimate, ...]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -54,10 +69,10 @@ class Session:
     """Implements `kifu.agents.World` and `kifu.agents.PolicyHandle` over one tape builder."""
 
     def __init__(
-        self, setting: Setting, *, sampler: Sampler, guard: GuardedEnvironment, key: RolloutKey, task: Task
+        self, setting: Setting, *, writer: "Sampler | Script", guard: GuardedEnvironment, key: RolloutKey, task: Task
     ) -> None:
         self._setting = setting
-        self._sampler = sampler
+        self._writer = writer
         self._guard = guard
         self._key = key
         self._task = task
@@ -131,12 +146,39 @@ class Session:
             self._end(*reached)
             return Parsed(text="")
         views, began = self._views(), time.perf_counter()
-        request = self._request(views)
         potential, state_key = self._guard.potential(), self._guard.state_key()
         start, tape = self.builder.position, self.builder.tape
-        with crossing(EngineFailure, f"sampling turn {len(self.turns)} of {self._key.id}"):
-            generation = await self._sampler.sample(request)
+        written = await self._sampled(views) if not isinstance(self._writer, Script) else self._scripted(views)
+        if written is None:
+            self._end(StopReason.NATURAL_END, "the script is over")
+            return Parsed(text="")
         self.generation_s += time.perf_counter() - began
+        parsed = self._setting.renderer.parse(written.token_ids, views)
+        self._history.append(
+            Message(role="assistant", content=parsed.text, reasoning=parsed.reasoning, calls=parsed.calls)
+        )
+        self._open = _OpenTurn(
+            start=start,
+            stop=self.builder.position,
+            tape=tape,
+            text=parsed.text,
+            finish=written.finish,
+            parsed=parsed,
+            estimates=written.estimates,
+            potential=potential,
+            state_key=state_key,
+            began=began,
+            executed=parsed.calls,
+        )
+        if written.finish is Finish.CONTEXT:
+            self._end(StopReason.CONTEXT_LIMIT, f"no room after {self.builder.position} tokens")
+        return parsed
+
+    async def _sampled(self, views: tuple[ToolView, ...]) -> "_Written":
+        assert not isinstance(self._writer, Script)
+        request = self._request(views)
+        with crossing(EngineFailure, f"sampling turn {len(self.turns)} of {self._key.id}"):
+            generation = await self._writer.sample(request)
         self.builder.append_generation(
             token_ids=generation.token_ids,
             sampled=generation.sampled,
@@ -146,26 +188,15 @@ class Session:
             support=generation.support,
             turn=len(self.turns),
         )
-        parsed = self._setting.renderer.parse(generation.token_ids, views)
-        self._history.append(
-            Message(role="assistant", content=parsed.text, reasoning=parsed.reasoning, calls=parsed.calls)
-        )
-        self._open = _OpenTurn(
-            start=start,
-            stop=self.builder.position,
-            tape=tape,
-            text=parsed.text,
-            finish=generation.finish,
-            parsed=parsed,
-            estimates=_estimates(generation),
-            potential=potential,
-            state_key=state_key,
-            began=began,
-            executed=parsed.calls,
-        )
-        if generation.finish is Finish.CONTEXT:
-            self._end(StopReason.CONTEXT_LIMIT, f"no room after {self.builder.position} tokens")
-        return parsed
+        return _Written(generation.token_ids, generation.finish, _estimates(generation))
+
+    def _scripted(self, views: tuple[ToolView, ...]) -> "_Written | None":
+        assert isinstance(self._writer, Script)
+        if len(self.turns) >= len(self._writer.calls):
+            return None
+        ids = self._setting.renderer.compose([self._writer.calls[len(self.turns)]], views)
+        self.builder.append(Origin.DEMONSTRATION, ids, turn=len(self.turns))
+        return _Written(ids, Finish.STOP, ())
 
     def _request(self, views: tuple[ToolView, ...]) -> Request:
         setting, limits = self._setting, self._setting.limits
@@ -275,6 +306,8 @@ class Session:
 
     async def final_value(self) -> float | None:
         """V(h_T) of the context as it stands, under the weights now loaded; None without a critic."""
+        if isinstance(self._writer, Script):
+            return None
         ids = self.builder.token_ids
         request = ScoreRequest(
             token_ids=as_ints([*ids.tolist(), 0]),
@@ -282,7 +315,7 @@ class Session:
             sampling=self._setting.sampling,
         )
         with crossing(EngineFailure, f"valuing the cut of {self._key.id}"):
-            scores = (await self._sampler.score([request]))[0]
+            scores = (await self._writer.score([request]))[0]
         return None if scores.value is None else float(scores.value[0])
 
 

@@ -12,7 +12,8 @@ from kifu.records.ledger import Bucket
 
 from kifu.algorithms.composition import Algorithm, TurnCredit, Unit
 from kifu.batching import Doubles, Row
-from kifu.credit.episode import CreditRules, Episode, Exclusion, episode
+from kifu.credit.episode import Episode
+from kifu.credit.reading import Exclusion, RewardRules, read_episode
 from kifu.records import Group, Origin, Purpose, Span, Support, Trajectory, as_floats, as_ints
 
 _EXCLUDED: Mapping[Exclusion, Bucket] = {
@@ -48,7 +49,7 @@ class Assembled:
 
 
 def assemble(
-    groups: Sequence[Group], *, algorithm: Algorithm, rules: CreditRules, version: int, max_age: int
+    groups: Sequence[Group], *, algorithm: Algorithm, rules: RewardRules, version: int, max_age: int
 ) -> Assembled:
     """Decide the bucket of every trajectory and build the rows of those that are trained.
 
@@ -86,7 +87,7 @@ def assemble(
 
 
 def _usable(
-    group: Group, *, rules: CreditRules, oldest: int, buckets: dict[str, Bucket], why: dict[str, str]
+    group: Group, *, rules: RewardRules, oldest: int, buckets: dict[str, Bucket], why: dict[str, str]
 ) -> tuple[list[Trajectory], list[Episode]]:
     members: list[Trajectory] = []
     episodes: list[Episode] = []
@@ -95,7 +96,7 @@ def _usable(
         if problems:
             buckets[member.id], why[member.id] = Bucket.DEMONSTRATION_ONLY, problems[0]
             continue
-        seen = episode(member, rules)
+        seen = read_episode(member, rules)
         if isinstance(seen, Exclusion):
             buckets[member.id], why[member.id] = _EXCLUDED[seen], seen.value
         elif member.key.purpose is Purpose.TRAIN and _oldest_version(member) < oldest:

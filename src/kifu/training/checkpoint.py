@@ -1,0 +1,129 @@
+"""Checkpoints: nested trainer state as safetensors and JSON, written beside, made durable, then renamed into place."""
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from kifu.errors import AlteredError, DiskFullError, FormatError
+from kifu.records.crash import crash_point
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """Where in the run a checkpoint stands."""
+
+    step: int
+    """Steps closed before it: the next step to train."""
+    version: int
+    """Policy version published last."""
+    weights_digest: str
+    manifest_head: str
+    """Digest of the last manifest line, so that a cut tail is found."""
+    plan_head: str
+    """Digest of the last plan line."""
+    stalled: int = 0
+    """Steps in a row without an informative group."""
+
+
+def save_checkpoint(folder: Path, mark: Mark, state: Mapping[str, Any]) -> Path:
+    """Write ``step-NNNNN`` atomically and drop all but the newest two.
+
+    Raises:
+        DiskFullError: the older checkpoints are untouched.
+    """
+    target = folder / f"step-{mark.step:05d}"
+    work = folder / f".step-{mark.step:05d}.tmp"
+    shutil.rmtree(work, ignore_errors=True)
+    arrays: dict[str, np.ndarray] = {}
+    tree = _flatten(state, "", arrays)
+    try:
+        work.mkdir(parents=True)
+        save_file(arrays, work / "state.safetensors")
+        (work / "mark.json").write_text(json.dumps({"format": FORMAT, **asdict(mark), "tree": tree}))
+        for name in ("state.safetensors", "mark.json"):
+            _sync(work / name)
+    except OSError as cause:
+        shutil.rmtree(work, ignore_errors=True)
+        raise DiskFullError(
+            f"{target}: cannot write the checkpoint: {cause}. Free space and `kifu resume`; nothing accepted is lost."
+        ) from cause
+    except SafetensorError as cause:
+        shutil.rmtree(work, ignore_errors=True)
+        raise DiskFullError(f"{target}: cannot write the checkpoint: {cause}. Free space and `kifu resume`.") from cause
+    crash_point("checkpoint.before_rename")
+    if target.exists():
+        shutil.rmtree(target)
+    work.rename(target)
+    _sync(folder)
+    crash_point("checkpoint.after_rename")
+    for old in list_checkpoints(folder)[:-2]:
+        shutil.rmtree(old)
+    return target
+
+
+def list_checkpoints(folder: Path) -> list[Path]:
+    """Complete checkpoints, oldest first."""
+    return sorted(path for path in folder.glob("step-*") if (path / "mark.json").is_file())
+
+
+def load_checkpoint(path: Path) -> tuple[Mark, dict[str, Any]]:
+    """Read one checkpoint back.
+
+    Raises:
+        AlteredError: the files do not hold what `save_checkpoint` wrote.
+        FormatError: written by a newer kifu.
+    """
+    try:
+        table = json.loads((path / "mark.json").read_text())
+        found = table.pop("format")
+        tree = table.pop("tree")
+        if found > FORMAT:
+            raise FormatError(f"{path}: checkpoint format {found}, this kifu reads up to {FORMAT}. Upgrade kifu.")
+        arrays = load_file(path / "state.safetensors")
+        return Mark(**table), _restore(tree, arrays)
+    except (ValueError, KeyError, TypeError, SafetensorError) as cause:
+        raise AlteredError(f"{path}: not a checkpoint of this library ({cause}). Use an older one.") from cause
+
+
+def _flatten(value: object, path: str, arrays: dict[str, np.ndarray]) -> object:
+    """JSON tree with arrays replaced by their names."""
+    if isinstance(value, np.ndarray):
+        # safetensors keeps no 0-d arrays apart; numpy scalars travel as 1-element arrays with a flag
+        arrays[path] = np.ascontiguousarray(value).reshape(-1) if value.ndim == 0 else np.ascontiguousarray(value)
+        return {"array": path, "scalar": value.ndim == 0}
+    if isinstance(value, Mapping):
+        return {"map": {str(key): _flatten(item, f"{path}/{key}", arrays) for key, item in value.items()}}
+    if isinstance(value, (list, tuple)):
+        return {"list": [_flatten(item, f"{path}/{index}", arrays) for index, item in enumerate(value)]}
+    if isinstance(value, np.generic):
+        return {"value": value.item()}
+    return {"value": value}
+
+
+def _restore(tree: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Any:  # noqa: ANN401 (a state tree)
+    if "array" in tree:
+        array = arrays[tree["array"]]
+        return array.reshape(()) if tree["scalar"] else array
+    if "map" in tree:
+        return {key: _restore(item, arrays) for key, item in tree["map"].items()}
+    if "list" in tree:
+        return [_restore(item, arrays) for item in tree["list"]]
+    return tree["value"]
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,205 @@
+"""The six-layer protocol: what the experiment file says, filled with what environment, renderer and algorithm declare.
+
+The frozen protocol is canonical JSON; its SHA-256 stands in every record. Paths, seeds and the machine are not in it.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, TypeAlias
+
+from kifu.algorithms.composition import Algorithm, options_of
+from kifu.envs import Environment, class_tools
+from kifu.training.layers import Experiment, HfPolicy
+
+Tables: TypeAlias = dict[str, dict[str, Any]]
+
+_FROM_FACTS = {
+    "initial_states": "initial states",
+    "observations": "observations",
+    "hidden": "hidden",
+    "action": "actions",
+    "reset": "reset, versions, seeds",
+    "success": "success",
+    "failure": "failure",
+    "reward": "reward",
+    "irreversible": "irreversible",
+}
+"""Field of ``[environment]`` to the environment's own fact that fills it."""
+
+REQUIRED: Mapping[str, tuple[str, ...]] = {
+    "environment": (
+        "initial_states",
+        "observations",
+        "hidden",
+        "action",
+        "reset",
+        "version",
+        "splits",
+        "success",
+        "failure",
+        "decision_model",
+    ),
+    "policy": ("weights_digest", "tokenizer", "template", "parser", "tools", "decoding", "controller", "memory"),
+    "record": ("tokens", "mask", "logprobs", "actions", "observations", "stop_reasons", "costs", "keep_weights"),
+    "credit": ("final_check", "partial_credit", "shaping", "critic", "on_truncation", "on_environment_failure"),
+    "update": ("grouping", "reduction", "ratio", "epochs", "max_age"),
+    "evaluation": ("success", "reliability", "turns_and_calls", "cost_and_latency", "errors", "transfer", "safety"),
+}
+"""What a run does not start without, per layer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """What the loaded policy is, by digest."""
+
+    weights: str
+    tokenizer: str
+    template: str
+    parser: str
+    controller: str
+    """Id and version of the agent strategy."""
+    history: str = "append/1"
+    engine: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Protocol:
+    """Six frozen tables."""
+
+    tables: Tables
+    missing: tuple[str, ...]
+    """``layer.field`` of every required field that is empty."""
+
+    @property
+    def hash(self) -> str:
+        """SHA-256 of the canonical JSON."""
+        text = json.dumps(self.tables, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+def freeze(
+    experiment: Experiment,
+    *,
+    environment: type[Environment],
+    algorithm_id: str,
+    algorithm: Algorithm,
+    identity: Identity,
+    tasks_digest: str | None = None,
+    libraries: Mapping[str, str] | None = None,
+) -> Protocol:
+    """Fill the six layers and list what is missing.
+
+    Args:
+        experiment: the checked file.
+        environment: class whose facts, version and tools fill layer 1.
+        algorithm_id: its name in `kifu.algorithms.ALGORITHMS`.
+        algorithm: the value with every option resolved.
+        identity: digests of the policy.
+        tasks_digest: SHA-256 of the task file, where tasks come from a file.
+        libraries: versions of foreign libraries in use.
+    """
+    tables: Tables = {
+        "environment": _environment(experiment, environment, tasks_digest, libraries or {}),
+        "policy": _policy(experiment, environment, identity),
+        "record": _record(experiment),
+        "credit": _credit(experiment, algorithm_id, algorithm),
+        "update": _update(experiment, algorithm),
+        "evaluation": _evaluation(experiment),
+    }
+    tables = json.loads(json.dumps(tables, default=str))
+    missing = tuple(
+        f"{layer}.{field}"
+        for layer, fields in REQUIRED.items()
+        for field in fields
+        if tables[layer].get(field) in (None, "", [], {})
+    )
+    return Protocol(tables=tables, missing=missing)
+
+
+def _environment(
+    experiment: Experiment, environment: type[Environment], tasks_digest: str | None, libraries: Mapping[str, str]
+) -> dict[str, Any]:
+    layer = experiment.environment.model_dump(mode="json", exclude={"tasks", "name"})
+    for field, fact in _FROM_FACTS.items():
+        layer[field] = layer[field] or environment.facts.get(fact, "")
+    layer["decision_model"] = layer["decision_model"] or environment.facts.get("decision model", "")
+    return {
+        **layer,
+        "id": environment.id or environment.__name__,
+        "version": environment.version,
+        "capabilities": asdict(environment.capabilities),
+        "tasks_digest": tasks_digest,
+        "libraries": dict(libraries),
+    }
+
+
+def _policy(experiment: Experiment, environment: type[Environment], identity: Identity) -> dict[str, Any]:
+    layer = experiment.policy.model_dump(mode="json", by_alias=True, exclude={"start", "model"})
+    dialect = experiment.policy.dialect if isinstance(experiment.policy, HfPolicy) else "symbols"
+    return {
+        **layer,
+        "weights_digest": identity.weights,
+        "tokenizer": identity.tokenizer,
+        "template": identity.template,
+        "parser": identity.parser,
+        "dialect": dialect,
+        "tools": [spec.name for spec in class_tools(environment)] or "given by the task at reset",
+        "controller": identity.controller,
+        "history": identity.history,
+        "memory": "none outside the context",
+        "version_per_turn": "recorded with every span",
+    }
+
+
+def _record(experiment: Experiment) -> dict[str, Any]:
+    return {
+        **experiment.record.model_dump(mode="json"),
+        "tokens": "exact ids with origins, per span",
+        "mask": "origin policy (or demonstration in a warm start)",
+        "logprobs": "of the distribution sampled from, with its support",
+        "actions": "as sampled and as executed",
+        "observations": "as shown, with trust labels",
+        "environment_versions": "per trajectory",
+        "stop_reasons": "per episode, owner included",
+        "costs": "wall seconds by stage, per trajectory",
+        "errors": "typed outcomes without a reward",
+    }
+
+
+def _credit(experiment: Experiment, algorithm_id: str, algorithm: Algorithm) -> dict[str, Any]:
+    layer = experiment.credit.model_dump(mode="json")
+    return {
+        **layer,
+        "algorithm": algorithm_id,
+        "options": options_of(algorithm),
+        "final_check": "the environment's verifier, after the episode",
+        "partial_credit": layer["components"] or "none: only the verdict pays",
+        "critic": "learned with the policy" if algorithm.plan.needs_value else "none",
+        "on_truncation": experiment.environment.on_truncation,
+        "on_environment_failure": "no reward; excluded from the group",
+    }
+
+
+def _update(experiment: Experiment, algorithm: Algorithm) -> dict[str, Any]:
+    return {
+        **experiment.update.model_dump(mode="json"),
+        "grouping": "attempts at one task" if algorithm.plan.needs_group else "none",
+        "reduction": algorithm.reduction.value,
+        "ratio": algorithm.card.ratio,
+        "epochs": algorithm.plan.epochs,
+    }
+
+
+def _evaluation(experiment: Experiment) -> dict[str, Any]:
+    return {
+        **experiment.evaluation.model_dump(mode="json"),
+        "success": "mean over tasks with a Wilson interval",
+        "reliability": f"{experiment.evaluation.tries} tries per task",
+        "turns_and_calls": "means over episodes",
+        "cost_and_latency": "seconds and tokens, by stage",
+        "errors": "by stop reason, outside the success rate",
+        "transfer": f"split {experiment.evaluation.split}, disjoint from train",
+        "safety": "safety checks of the verdicts",
+    }

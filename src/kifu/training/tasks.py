@@ -1,0 +1,134 @@
+"""Which task stands at which place: splits as disjoint ranges of seeds, or a finite list in a seeded order."""
+
+import itertools
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from kifu.envs import Task
+from kifu.errors import ExperimentError
+
+Generator = Callable[[str, int], Iterable[Task]]
+"""(split, first seed) to an endless stream of tasks, one per seed."""
+
+_RANGE = re.compile(r"seed\s+(\d[\d_]*)\s*\.\.\s*(\d[\d_]*)?")
+_OPEN = 1 << 31
+_STRIDE = 1_000_003
+"""Distance between the first tasks of neighbouring run seeds; a prime, so that runs overlap late."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeedRange:
+    """Seeds ``first`` to ``last``, both included."""
+
+    first: int
+    last: int
+
+    def __len__(self) -> int:
+        return self.last - self.first + 1
+
+
+def parse_splits(splits: Mapping[str, str]) -> dict[str, SeedRange]:
+    """Read ``seed FIRST..LAST``; an open end stops before the next split begins.
+
+    Raises:
+        ExperimentError: not a range, empty, or overlapping another split.
+    """
+    found: dict[str, tuple[int, int | None]] = {}
+    for name, text in splits.items():
+        match = _RANGE.fullmatch(text.strip())
+        if match is None:
+            raise ExperimentError(
+                f"environment.splits.{name}: found {text!r}, expected `seed FIRST..` or `seed FIRST..LAST`"
+            )
+        found[name] = (int(match[1]), int(match[2]) if match[2] else None)
+    starts = sorted(first for first, _ in found.values())
+    ranges = {}
+    for name, (first, last) in found.items():
+        following = next((start for start in starts if start > first), _OPEN)
+        ranges[name] = SeedRange(first=first, last=following - 1 if last is None else last)
+        if len(ranges[name]) < 1:
+            raise ExperimentError(f"environment.splits.{name}: {splits[name]!r} holds no seed")
+    _refuse_overlap(ranges)
+    return ranges
+
+
+def _refuse_overlap(ranges: Mapping[str, SeedRange]) -> None:
+    ordered = sorted(ranges.items(), key=lambda item: item[1].first)
+    for (name, one), (other, two) in itertools.pairwise(ordered):
+        if two.first <= one.last:
+            raise ExperimentError(
+                f"environment.splits: `{name}` ({one.first}..{one.last}) and `{other}` ({two.first}..{two.last}) "
+                "share seeds; a held-out task must never be trained on"
+            )
+
+
+class TaskSource(Protocol):
+    """Tasks by place, the same for every process that knows the seed."""
+
+    def training(self, index: int) -> Task:
+        """The ``index``-th training task of the run."""
+        ...
+
+    def evaluation(self, split: str, index: int) -> Task:
+        """The ``index``-th task of a split; the same in every run, so that runs are compared on equal tasks."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GeneratedTasks:
+    """Tasks made from seeds by the environment."""
+
+    generate: Generator
+    ranges: Mapping[str, SeedRange]
+    seed: int
+    """Of the run."""
+
+    def training(self, index: int) -> Task:
+        """Consecutive seeds from a start that depends on the run's seed, around the end of the split."""
+        span = self.ranges["train"]
+        return self._at("train", span.first + (self.seed * _STRIDE + index) % len(span))
+
+    def evaluation(self, split: str, index: int) -> Task:
+        """Consecutive seeds from the start of the split."""
+        span = self.ranges[split]
+        if index >= len(span):
+            raise ExperimentError(f"split `{split}` holds {len(span)} seeds, task {index} was asked for")
+        return self._at(split, span.first + index)
+
+    def _at(self, split: str, seed: int) -> Task:
+        for task in self.generate(split, seed):
+            return task
+        raise ExperimentError(f"the environment lists no task for seed {seed} of split `{split}`")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedTasks:
+    """A finite list: training order is a new permutation of the ``train`` tasks every pass."""
+
+    tasks: Sequence[Task]
+    seed: int
+
+    def _split(self, split: str) -> list[Task]:
+        found = [task for task in self.tasks if task.split == split]
+        if not found:
+            known = sorted({task.split for task in self.tasks})
+            raise ExperimentError(f"no task of split `{split}`; the list has: {', '.join(known) or 'no tasks'}")
+        return found
+
+    def training(self, index: int) -> Task:
+        """The task at ``index`` of the endless sequence of permuted passes."""
+        tasks = self._split("train")
+        number, at = divmod(index, len(tasks))
+        order = np.random.default_rng([self.seed, number]).permutation(len(tasks))
+        return tasks[int(order[at])]
+
+    def evaluation(self, split: str, index: int) -> Task:
+        """In the order of the list."""
+        tasks = self._split(split)
+        if index >= len(tasks):
+            raise ExperimentError(f"split `{split}` holds {len(tasks)} tasks, task {index} was asked for")
+        return tasks[index]
