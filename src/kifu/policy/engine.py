@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from kifu.policy.contracts import Sampler, Trainer
+from kifu.policy.contracts import Sampler, Trainer, Weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +65,8 @@ class EngineSpec:
     weights: WeightsSpec = field(default_factory=FullWeights)
     optimizer: AdamW = field(default_factory=AdamW)
     machine: Machine = field(default_factory=Machine)
+    initial: Weights | None = None
+    """Published weights to start from instead of the model's own; their version is the engine's first."""
     seed: int = 0
     """Initializes whatever is not loaded."""
     vocabulary: int = 0
