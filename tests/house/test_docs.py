@@ -1,0 +1,82 @@
+"""What the documents promise: links lead somewhere, decisions are numbered, recipes and rooms are described."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+TOP = Path(__file__).resolve().parents[2]
+PAGES = sorted([*TOP.glob("*.md"), *TOP.glob("docs/**/*.md")])
+DECISIONS = sorted((TOP / "docs" / "decisions").glob("*.md"))
+ROOMS = sorted(p.name for p in (TOP / "src" / "kifu").iterdir() if (p / "__init__.py").is_file())
+RECIPES = sorted(TOP.glob("recipes/*.toml"))
+FRAGMENTS = sorted(path for path in (TOP / "changelog.d").iterdir() if path.suffix == ".md")
+
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s#]+)(?:#[^)]*)?\)")
+
+
+def dead_links(page: Path) -> list[str]:
+    """Relative links of a page to files that do not exist."""
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    targets = [target for target in LINK.findall(text) if "://" not in target and not target.startswith("mailto:")]
+    return [target for target in targets if not (page.parent / target).exists()]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(TOP).as_posix())
+def test_links_between_pages_lead_somewhere(page: Path) -> None:
+    assert dead_links(page) == []
+
+
+def test_a_dead_link_is_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("[self](page.md#top) [gone](other.md) [far](https://example.org/x.md)\n```\n[code](no.md)\n```\n")
+    assert dead_links(page) == ["other.md"]
+
+
+def test_decisions_are_numbered_without_gaps() -> None:
+    assert [int(path.name[:3]) for path in DECISIONS] == list(range(1, len(DECISIONS) + 1))
+
+
+@pytest.mark.parametrize("path", DECISIONS, ids=lambda path: path.stem)
+def test_a_decision_says_what_was_asked_chosen_and_rejected(path: Path) -> None:
+    text = path.read_text()
+    missing = [part for part in ("Question", "Choice", "Rejected", "What would change our mind") if part not in text]
+    assert missing == []
+    assert text.startswith(f"# {path.name[:3]} ")
+
+
+def test_the_architecture_names_every_room() -> None:
+    text = (TOP / "docs" / "architecture.md").read_text()
+    assert [room for room in ROOMS if f"{room}/" not in text] == []
+
+
+def test_every_recipe_is_mentioned_in_a_page() -> None:
+    text = "\n".join(page.read_text() for page in PAGES)
+    assert [path.name for path in RECIPES if f"recipes/{path.name}" not in text] == []
+
+
+def test_changelog_fragments_have_a_known_kind_and_say_something() -> None:
+    project = tomllib.loads((TOP / "pyproject.toml").read_text())
+    kinds = {kind["directory"] for kind in project["tool"]["towncrier"]["type"]}
+    wrong = [
+        path.name
+        for path in FRAGMENTS
+        if not path.name.startswith("+") or path.name.split(".")[-2] not in kinds or not path.read_text().strip()
+    ]
+    assert wrong == []
+
+
+def test_the_pins_satisfy_what_the_project_asks_for() -> None:
+    """Every dependency that pyproject.toml names is pinned, torch apart, which has a file of its own."""
+    project = tomllib.loads((TOP / "pyproject.toml").read_text())
+    asked = [*project["project"]["dependencies"]]
+    asked += [item for extra in project["project"]["optional-dependencies"].values() for item in extra]
+    asked += [item for group in project["dependency-groups"].values() for item in group if isinstance(item, str)]
+    pinned = "\n".join((TOP / "requirements" / name).read_text() for name in ("torch.txt", "run.txt", "dev.txt"))
+    names = {_normal(line.split("==")[0]) for line in pinned.splitlines() if "==" in line}
+    assert {_normal(re.split(r"[<>=~! ]", item)[0]) for item in asked} - names == set()
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
