@@ -1,0 +1,33 @@
+"""What an agent can do, how surely, at what price: summaries with intervals, reliability, paired comparison."""
+
+from kifu.evaluation.compare import Comparison, compare, sign_flip_test
+from kifu.evaluation.contamination import Overlap, TrainingHistory
+from kifu.evaluation.efficiency import Efficiency
+from kifu.evaluation.intervals import Interval, clopper_pearson, clustered_wilson, paired_bootstrap, wilson
+from kifu.evaluation.passk import pass_at_k, pass_hat_k
+from kifu.evaluation.safety import CallAudit, SafetyAudit
+from kifu.evaluation.summary import EvaluationSummary, Reliability, Spread, Success, judged_success, summarize
+
+__all__ = [
+    "CallAudit",
+    "Comparison",
+    "Efficiency",
+    "EvaluationSummary",
+    "Interval",
+    "Overlap",
+    "Reliability",
+    "SafetyAudit",
+    "Spread",
+    "Success",
+    "TrainingHistory",
+    "clopper_pearson",
+    "clustered_wilson",
+    "compare",
+    "judged_success",
+    "paired_bootstrap",
+    "pass_at_k",
+    "pass_hat_k",
+    "sign_flip_test",
+    "summarize",
+    "wilson",
+]
