@@ -9,10 +9,10 @@ import json
 from collections.abc import Awaitable, Iterable, Mapping
 from typing import ClassVar
 
-from kifu.envs.spec import Capabilities, Observation, Reply, SnapshotKind, Task, ToolSpec
+from kifu.envs.spec import Capabilities, Observation, Reply, Snapshot, SnapshotKind, Task, ToolSpec
 from kifu.envs.tools import check_arguments, class_tools
 from kifu.errors import UsageError, nearest
-from kifu.records import Json, ToolCall, Verdict
+from kifu.records import ToolCall, Verdict
 
 
 class Environment:
@@ -47,15 +47,25 @@ class Environment:
         reply: Reply | str | Awaitable[Reply | str] = getattr(self, call.name)(**call.arguments)
         return reply
 
+    def invalid(self, error: str) -> Reply | str | Awaitable[Reply | str]:
+        """Answer a turn that could not be parsed into a call, or whose call does not fit the tools.
+
+        Override it where such a turn costs something or where the wording matters.
+        """
+        return Reply(text=f"Error: {error}", error=error)
+
+    def answered(self, text: str) -> None:
+        """Hear the final message of a policy that answered without a call; `verify` comes next."""
+
     def verify(self) -> Verdict:
         """Judge the world as it is now. Idempotent; must not change state."""
         raise NotImplementedError(f"{type(self).__name__} must define verify()")
 
-    def snapshot(self) -> Json | bytes:
+    def snapshot(self) -> Snapshot:
         """JSON-compatible state or bytes, complete, the random state included."""
         raise NotImplementedError(f"{type(self).__name__} declares no snapshot")
 
-    def restore(self, ref: Json | bytes) -> None:
+    def restore(self, ref: Snapshot) -> None:
         """Become the state that `snapshot` gave."""
         raise NotImplementedError(f"{type(self).__name__} declares no snapshot")
 
@@ -89,8 +99,19 @@ class Environment:
         """Endless or finite stream of tasks of a split; ``seed`` is the first of the split's range."""
         raise NotImplementedError(f"{cls.__name__} lists no tasks; give them in the experiment or define tasks()")
 
+    @classmethod
+    def demonstrate(cls, task: Task, *, seed: int = 0, noise: float = 0.0) -> tuple[ToolCall | str, ...]:
+        """What a scripted expert does in ``task`` reset with ``seed``: calls, or a final text.
 
-def digest_state(state: Json | bytes) -> str:
+        Args:
+            task: the task, hidden answers included.
+            seed: of the reset it is meant for; also of the noise.
+            noise: probability that a step is a random sensible call instead of the expert's.
+        """
+        raise NotImplementedError(f"{cls.__name__} has no demonstrator; define demonstrate()")
+
+
+def digest_state(state: Snapshot) -> str:
     """SHA-256 of bytes, or of the canonical JSON of anything else."""
     if isinstance(state, bytes):
         return hashlib.sha256(state).hexdigest()

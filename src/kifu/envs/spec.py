@@ -3,9 +3,15 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from math import isfinite
 from types import MappingProxyType
+from typing import TypeAlias
 
-from kifu.records import Json, StopReason, Trust
+from kifu.errors import RecordError
+from kifu.records import Json, Owner, StopReason, Trust
+
+Snapshot: TypeAlias = "Json | bytes"
+"""JSON-compatible state, or bytes with a safe parser; never a pickle."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +39,15 @@ class ToolSpec:
     command: str | None = None
     """How the call looks in the command dialect, e.g. ``pickup {color} key``; None: name and arguments in order."""
 
+    def __post_init__(self) -> None:
+        if not self.name.isidentifier():
+            raise RecordError(f"tool `{self.name}`: the name must be an identifier, e.g. `open_door`")
+        properties = self.parameters.get("properties", {})
+        if self.parameters.get("type", "object") != "object" or not isinstance(properties, dict):
+            raise RecordError(f"tool `{self.name}`: parameters must be a JSON Schema of type object")
+        if not isinstance(self.parameters.get("required", []), list):
+            raise RecordError(f"tool `{self.name}`: `required` must be a list of parameter names")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
@@ -57,6 +72,21 @@ class Reply:
     error: str | None = None
     """The tool's own failure; the episode goes on."""
     trust: Trust = Trust.TOOL
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.text, str):
+            raise RecordError(f"reply: text must be str, found {type(self.text).__name__}")
+        if self.stop is not None and self.stop.owner is not Owner.TASK:
+            raise RecordError(
+                f"reply: stop reason `{self.stop}` belongs to the {self.stop.owner}; an environment may end an episode "
+                "only with success, failure or task_budget"
+            )
+        for name, value in self.rewards.items():
+            if not isfinite(value):
+                raise RecordError(f"reply: reward component `{name}` is {value!r}; it must be a finite number")
+        if not (isfinite(self.duration) and self.duration > 0):
+            raise RecordError(f"reply: duration must be finite and > 0 task units, found {self.duration}")
+        object.__setattr__(self, "rewards", MappingProxyType(dict(self.rewards)))
 
 
 class SnapshotKind(StrEnum):

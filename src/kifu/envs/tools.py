@@ -3,12 +3,15 @@
 import inspect
 import re
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import product
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints, overload
+from weakref import WeakKeyDictionary
 
 from kifu.envs.spec import ToolSpec
 from kifu.errors import UsageError, nearest
-from kifu.records import Json
+from kifu.records import Json, ToolCall
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -46,10 +49,15 @@ def tool(method: Method | None = None, *, command: str | None = None) -> Any:
     return mark if method is None else mark(method)
 
 
+_READ: WeakKeyDictionary[type, tuple[ToolSpec, ...]] = WeakKeyDictionary()
+
+
 def class_tools(cls: type) -> tuple[ToolSpec, ...]:
     """Specs of every method of ``cls`` marked with `tool`, in order of definition, inherited ones first."""
-    names = [name for base in reversed(cls.__mro__) for name, item in vars(base).items() if hasattr(item, _MARK)]
-    return tuple(tool_spec(name, getattr(cls, name)) for name in dict.fromkeys(names))
+    if cls not in _READ:
+        names = [name for base in reversed(cls.__mro__) for name, item in vars(base).items() if hasattr(item, _MARK)]
+        _READ[cls] = tuple(tool_spec(name, getattr(cls, name)) for name in dict.fromkeys(names))
+    return _READ[cls]
 
 
 def tool_spec(name: str, method: Callable[..., Any]) -> ToolSpec:
@@ -106,29 +114,72 @@ def _parameter_docs(doc: str) -> dict[str, str]:
     return {name: text.strip() for name, text in re.findall(r"^\s+(\w+)(?:\s*\([^)]*\))?:\s*(.+)$", section[1], re.M)}
 
 
+def with_enum(spec: ToolSpec, parameter: str, values: Sequence[Json]) -> ToolSpec:
+    """The same tool with one parameter limited to ``values``, for tools whose choices depend on the task."""
+    properties = _properties(spec)
+    if parameter not in properties:
+        raise UsageError(f"tool `{spec.name}` has no parameter `{parameter}`; {nearest(parameter, list(properties))}")
+    schema = properties[parameter]
+    limited: dict[str, Json] = {**(schema if isinstance(schema, dict) else {}), "enum": list(values)}
+    return replace(spec, parameters={**spec.parameters, "properties": {**properties, parameter: limited}})
+
+
+def finite_calls(specs: Sequence[ToolSpec], allowed: Sequence[str] | None = None) -> tuple[ToolCall, ...] | None:
+    """Every call the tools admit, in a fixed order; None when a parameter has no ``enum``.
+
+    Args:
+        specs: the tools.
+        allowed: names the phase allows; None allows all.
+    """
+    calls: list[ToolCall] = []
+    for spec in specs:
+        if allowed is not None and spec.name not in allowed:
+            continue
+        choices: list[list[Json]] = []
+        for schema in _properties(spec).values():
+            options = schema.get("enum") if isinstance(schema, dict) else None
+            if not isinstance(options, list):
+                return None
+            choices.append(options)
+        names = list(_properties(spec))
+        calls += [ToolCall(name=spec.name, arguments=dict(zip(names, row, strict=True))) for row in product(*choices)]
+    return tuple(calls)
+
+
+def command_text(spec: ToolSpec, arguments: Mapping[str, Json]) -> str:
+    """How a call looks in the command dialect: the tool's template, or its name and arguments in order."""
+    if spec.command is None:
+        return " ".join([spec.name, *(str(arguments[name]) for name in _properties(spec) if name in arguments)])
+    return re.sub(r"\{(\w+)\}", lambda found: str(arguments[found[1]]), spec.command)
+
+
+def _properties(spec: ToolSpec) -> Mapping[str, Json]:
+    properties = spec.parameters.get("properties", {})
+    return properties if isinstance(properties, dict) else {}
+
+
 def check_arguments(spec: ToolSpec, arguments: Mapping[str, Json]) -> None:
     """Check the arguments of a call against the tool's schema, without coercion.
 
     Raises:
         UsageError: names the tool, the argument, what was found and what was expected.
     """
-    properties = spec.parameters.get("properties")
-    required = spec.parameters.get("required")
-    assert isinstance(properties, dict)
-    assert isinstance(required, list)
+    properties = _properties(spec)
+    required = spec.parameters.get("required", [])
     for name, value in arguments.items():
         schema = properties.get(name)
         if not isinstance(schema, dict):
-            raise UsageError(f"tool `{spec.name}` has no argument `{name}`; {nearest(name, list(properties))}")
+            hint = nearest(name, list(properties)) if properties else "It takes none."
+            raise UsageError(f"tool `{spec.name}` has no argument `{name}`; {hint}")
         _check_value(schema, value, where=f"tool `{spec.name}`, argument `{name}`")
-    missing = [name for name in required if name not in arguments]
+    missing = [name for name in required if name not in arguments] if isinstance(required, list) else []
     if missing:
         raise UsageError(f"tool `{spec.name}` needs argument `{missing[0]}`")
 
 
 def _check_value(schema: Mapping[str, Json], value: Json, where: str) -> None:
-    kind = str(schema.get("type", "string"))
-    if not isinstance(value, _CHECKS[kind]) or (isinstance(value, bool) and kind != "boolean"):
+    kind = schema.get("type")
+    if isinstance(kind, str) and kind in _CHECKS and not _is(kind, value):
         raise UsageError(f"{where}: found {value!r}, expected {kind}")
     options = schema.get("enum")
     if isinstance(options, list) and value not in options:
@@ -137,3 +188,7 @@ def _check_value(schema: Mapping[str, Json], value: Json, where: str) -> None:
     if isinstance(value, list) and isinstance(items, dict):
         for item in value:
             _check_value(items, item, where)
+
+
+def _is(kind: str, value: Json) -> bool:
+    return isinstance(value, _CHECKS[kind]) and (kind == "boolean" or not isinstance(value, bool))

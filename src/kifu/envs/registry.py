@@ -1,0 +1,70 @@
+"""Every built-in environment by name, and how a user's own is found."""
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+
+from kifu.envs.contract import Environment
+from kifu.envs.suites.corridor import Corridor
+from kifu.envs.suites.key_door import KeyDoor
+from kifu.errors import UsageError, nearest
+
+ENVIRONMENTS: Mapping[str, type[Environment]] = {
+    "corridor": Corridor,
+    "key_door": KeyDoor,
+}
+
+
+def resolve_environment(name: str) -> type[Environment]:
+    """The class of a built-in environment, of ``module:Class`` or of ``path/to/file.py:Class``.
+
+    Raises:
+        UsageError: nothing of that name, or it is not an `Environment`.
+    """
+    if name in ENVIRONMENTS:
+        return ENVIRONMENTS[name]
+    source, colon, attribute = name.rpartition(":")
+    if not colon:
+        raise UsageError(
+            f"no environment `{name}`; {nearest(name, list(ENVIRONMENTS))} Your own is named `module:Class`."
+        )
+    module = _load_file(Path(source)) if source.endswith(".py") else _load_module(source)
+    found = getattr(module, attribute, None)
+    if found is None:
+        classes = [
+            key for key, item in vars(module).items() if isinstance(item, type) and issubclass(item, Environment)
+        ]
+        raise UsageError(f"environment `{name}`: `{source}` has no `{attribute}`; {nearest(attribute, classes)}")
+    if not (isinstance(found, type) and issubclass(found, Environment)):
+        raise UsageError(f"environment `{name}`: found {found!r}, expected a subclass of kifu.Environment")
+    return found
+
+
+def _load_module(source: str) -> ModuleType:
+    try:
+        return importlib.import_module(source)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (source == error.name or source.startswith(f"{error.name}.")):
+            raise UsageError(
+                f"environment: no module `{source}` on the path; install it, or name its file: `path/to/file.py:Class`"
+            ) from error
+        raise
+
+
+def _load_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise UsageError(f"environment: no file {path} (looked from {Path.cwd()})")
+    name = f"kifu_user_{path.stem}"
+    known = sys.modules.get(name)
+    if known is not None and getattr(known, "__file__", None) == str(path.resolve()):
+        return known
+    spec = importlib.util.spec_from_file_location(name, path.resolve())
+    assert spec is not None, "a .py file always has a loader"
+    assert spec.loader is not None, "a .py file always has a loader"
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
