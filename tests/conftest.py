@@ -1,4 +1,4 @@
-"""What every room's tests share: a reason for tests that need a device this machine lacks."""
+"""What every room's tests share: models, and a reason for tests that need a device this machine lacks."""
 
 import importlib.util
 import subprocess
@@ -6,7 +6,21 @@ import sys
 
 import pytest
 
+from kifu.models import ModelFolder, pull, tiny_llama
+
 _HAS_CUDA = "import sys, torch; sys.exit(not torch.cuda.is_available())"
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> ModelFolder:
+    """The random tiny Llama; shared, so read only."""
+    return tiny_llama(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> ModelFolder:
+    """SmolLM2-135M-Instruct in the user's cache; the first use downloads 93 MB."""
+    return pull("smollm2-135m")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
