@@ -70,7 +70,7 @@ class Outcome:
 
     reason: StopReason
     detail: str = ""
-    """For people: the message of an error, the limit that was hit."""
+    """For people: the message of an error, the limit that was hit. May quote host facts; excluded from the digest."""
 
     @property
     def terminated(self) -> bool:
