@@ -30,8 +30,12 @@ class World(Protocol):
         """
         ...
 
-    def finish(self) -> None:
-        """The policy answered without a call: the episode ends naturally."""
+    async def reject(self, error: str) -> ToolResult:
+        """Let the environment answer a last turn that could not be read as a call."""
+        ...
+
+    async def finish(self, text: str) -> None:
+        """The policy answered without a call: the environment hears the text and the episode ends naturally."""
         ...
 
 

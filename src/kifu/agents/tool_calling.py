@@ -16,10 +16,10 @@ class ToolCallingAgent:
             if world.ended:
                 return
             if turn.error is not None:
-                policy.show([turn.error])
-            elif not turn.calls:
-                world.finish()
-            else:
+                results = [await world.reject(turn.error)]
+            elif turn.calls:
                 results = await world.call(turn.calls)
-                if not world.ended:
-                    policy.show([result.text for result in results])
+            else:
+                await world.finish(turn.text)
+            if not world.ended:
+                policy.show([result.text for result in results])

@@ -3,17 +3,18 @@
 Axes: ``K`` turns of one trajectory, ``G`` members of a group.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from enum import StrEnum
-from typing import ClassVar, Protocol, runtime_checkable
-
-import numpy as np
+from typing import ClassVar, Literal, Protocol, TypeAlias, assert_never, runtime_checkable
 
 from kifu.credit.arrays import Doubles
 from kifu.credit.episode import Episode
 from kifu.credit.reading import RewardRules
-from kifu.objectives import Objective
+from kifu.credit.returns import discounted_returns
+from kifu.objectives import ConstantNormalizer, Objective, Reduction, TokenMean, TrajectoryMean, TurnMean
+
+ReductionName: TypeAlias = Literal["token", "turn", "trajectory", "sum"]
 
 
 class Feedback(StrEnum):
@@ -35,14 +36,6 @@ class Source(StrEnum):
     OLDER = "older policy's rollouts"
     REPLAY = "replay buffer"
     CANDIDATES = "candidates at generation only"
-
-
-class Unit(StrEnum):
-    """Over what the loss is averaged: every unit weighs the same."""
-
-    TOKEN = "token"
-    TURN = "turn"
-    TRAJECTORY = "trajectory"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +85,6 @@ class Algorithm(Protocol):
     """A frozen value. Its fields are its options; the defaults are the published setting."""
 
     card: ClassVar[Card]
-    reduction: Unit
 
     def credit(self, group: Sequence[Episode], rules: RewardRules) -> list[TurnCredit] | None:
         """Credit every member of a group, or None when the group carries no signal and is left out of the update."""
@@ -100,6 +92,11 @@ class Algorithm(Protocol):
 
     def objective(self) -> Objective:
         """The loss over sampled tokens."""
+        ...
+
+    @property
+    def reduction(self) -> Reduction:
+        """Over what the loss is averaged."""
         ...
 
     @property
@@ -124,20 +121,33 @@ class Plan:
     """Whether statistics of a group are taken, so that group_size must be at least 2."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Described:
-    """An algorithm for people: id, options with their values, card."""
-
-    id: str
-    options: Mapping[str, object] = field(default_factory=dict)
-
-
 def options_of(algorithm: Algorithm) -> dict[str, object]:
     """Every option of an algorithm with its value, for the protocol and the report."""
     return {item.name: getattr(algorithm, item.name) for item in fields(algorithm)}  # type: ignore[arg-type]
 
 
-def is_constant(values: Sequence[float]) -> bool:
-    """Whether all values are equal, exactly: a group of equal rewards carries no signal."""
-    array = np.asarray(values, dtype=np.float64)
-    return bool((array == array[0]).all()) if array.size else True
+def reduction_of(name: ReductionName) -> Reduction:
+    """The reduction an option names; ``sum`` is the mean over trajectories of sums over tokens."""
+    match name:
+        case "token":
+            return TokenMean()
+        case "turn":
+            return TurnMean()
+        case "trajectory":
+            return TrajectoryMean()
+        case "sum":
+            return ConstantNormalizer(tokens=1.0)
+        case _ as unreachable:
+            assert_never(unreachable)
+
+
+def outcome_returns(group: Sequence[Episode], rules: RewardRules) -> list[float]:
+    """``[G]`` return of every member from its first turn on, a bootstrapped cut's V(h_T) included."""
+    return [float(returns_to_go(episode, rules)[0]) for episode in group]
+
+
+def returns_to_go(episode: Episode, rules: RewardRules) -> Doubles:
+    """``[K]`` return from every turn on, a bootstrapped cut's V(h_T) included."""
+    return discounted_returns(
+        episode.rewards_K, gamma=rules.gamma, final_value=episode.boundary, durations_K=episode.durations_K
+    )

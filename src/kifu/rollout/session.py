@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from kifu.envs import Task, ToolSpec
-from kifu.envs.guard import GuardedEnvironment
+from kifu.envs.guard import Called, GuardedEnvironment
 from kifu.errors import EngineFailure, crossing
 from kifu.policy import Generation, Request, Sampler, ScoreRequest
 from kifu.records import (
@@ -110,7 +110,7 @@ class Session:
         self.environment_s += time.perf_counter() - began
         system = self._setting.instructions
         if system is None:
-            system = self._guard.environment.instructions
+            system = self._guard.instructions
         opening = [Message(role="system", content=system)] if system else []
         self._history = [*opening, *self._setting.examples, Message(role="user", content=observation.text)]
         for piece in self._setting.renderer.start(self._history, self._views()):
@@ -228,38 +228,48 @@ class Session:
         turn.executed, turn.rewriter = tuple(calls), rewriter
         results: list[ToolResult] = []
         for index, call in enumerate(calls):
-            answer = await self._guard.call(call)
-            self.environment_s += answer.latency_s
-            result = ToolResult(
-                call=index,
-                text=answer.reply.text,
-                trust=answer.reply.trust,
-                exit_status=answer.reply.exit_status,
-                error=answer.reply.error,
-                latency_s=answer.latency_s,
-                digest_before=answer.digest_before,
-                cut_bytes=answer.cut_bytes,
-            )
-            results.append(result)
-            turn.duration += answer.reply.duration
-            for name, value in answer.reply.rewards.items():
-                turn.rewards[name] = turn.rewards.get(name, 0.0) + value
-            if answer.reply.stop is not None:
-                self._end(answer.reply.stop, answer.reply.text)
+            results.append(self._take(turn, index, await self._guard.call(call)))
+            if self.ended:
                 break
-        turn.results.extend(results)
         return results
 
-    def finish(self) -> None:
+    async def reject(self, error: str) -> ToolResult:
+        """Let the environment answer a last turn that could not be read as a call."""
+        turn = self._open
+        assert turn is not None, "an agent rejects a turn after it let the policy write"
+        return self._take(turn, None, await self._guard.reject(error))
+
+    def _take(self, turn: _OpenTurn, index: int | None, answer: Called) -> ToolResult:
+        """Book one answer of the environment."""
+        reply = answer.reply
+        result = ToolResult(
+            call=index,
+            text=reply.text,
+            trust=reply.trust,
+            exit_status=reply.exit_status,
+            error=reply.error,
+            latency_s=answer.latency_s,
+            digest_before=answer.digest_before,
+            cut_bytes=answer.cut_bytes,
+        )
+        self.environment_s += answer.latency_s
+        turn.results.append(result)
+        turn.duration += reply.duration
+        for name, value in reply.rewards.items():
+            turn.rewards[name] = turn.rewards.get(name, 0.0) + value
+        if reply.stop is not None:
+            self._end(reply.stop, reply.text)
+        return result
+
+    async def finish(self, text: str) -> None:
         """The policy answered without a call."""
+        await self._guard.answered(text)
         self._end(StopReason.NATURAL_END)
 
     def show(self, texts: Sequence[str]) -> None:
         """Append observations to the context."""
         turn = self._open
         assert turn is not None, "an agent shows observations after it let the policy write"
-        if not turn.results:
-            turn.results.extend(ToolResult(call=None, text=text, error=turn.parsed.error) for text in texts)
         ids = self.builder.token_ids
         ended = bool(ids.size) and int(ids[-1]) in self._setting.renderer.stop_ids
         extension = self._setting.renderer.extend(ids, self._history, texts, ended=ended)

@@ -4,17 +4,20 @@ Pure: the same records and rules give the same rows. Axes: ``K`` turns, ``N`` tr
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 from kifu.records.audit import pre_update_check
-from kifu.records.ledger import Bucket
 
-from kifu.algorithms.composition import Algorithm, TurnCredit, Unit
+from kifu.algorithms import Algorithm, TurnCredit
 from kifu.batching import Doubles, Row
 from kifu.credit.episode import Episode
 from kifu.credit.reading import Exclusion, RewardRules, read_episode
-from kifu.records import Group, Origin, Purpose, Span, Support, Trajectory, as_floats, as_ints
+from kifu.objectives import Reduction, token_weights
+from kifu.records import Group, Ints, Origin, Purpose, Span, Support, Trajectory, as_floats, as_ints
+from kifu.records.ledger import Bucket
 
 _EXCLUDED: Mapping[Exclusion, Bucket] = {
     Exclusion.INFRA_ERROR: Bucket.INFRA_ERROR,
@@ -118,68 +121,46 @@ def trained_origin(trajectory: Trajectory) -> Origin:
     return Origin.DEMONSTRATION if demonstration else Origin.POLICY
 
 
-def _trained_tokens(trajectory: Trajectory) -> list[int]:
-    """Trained tokens of each turn."""
-    counts = [0] * len(trajectory.turns)
+def _trained_turns(trajectory: Trajectory) -> npt.NDArray[np.int64]:
+    """``[N]`` turn index of every trained token, tape after tape."""
     origin = trained_origin(trajectory)
-    for tape in trajectory.tapes:
-        for span in tape.spans:
-            if span.origin is origin:
-                counts[span.turn] += len(span)
-    return counts
+    spans = [span for tape in trajectory.tapes for span in tape.spans if span.origin is origin]
+    return np.array([span.turn for span in spans for _ in range(len(span))], dtype=np.int64)
 
 
 def _whiten(credited: list[tuple[Trajectory, TurnCredit]]) -> list[tuple[Trajectory, TurnCredit]]:
     """Normalize advantages over all trained tokens of the update: (A - mean) / (population std + 1e-8)."""
-    if not credited:
+    per_token = [credit.advantages_K[_trained_turns(trajectory)] for trajectory, credit in credited]
+    if not per_token:
         return credited
-    counts = np.concatenate([np.array(_trained_tokens(trajectory)) for trajectory, _ in credited])
-    values = np.concatenate([credit.advantages_K for _, credit in credited])
-    mean = float(np.average(values, weights=counts))
-    std = float(np.sqrt(np.average((values - mean) ** 2, weights=counts)))
+    values = np.concatenate(per_token)
+    mean, std = float(values.mean()), float(values.std())
     return [
-        (
-            trajectory,
-            TurnCredit(
-                advantages_K=(credit.advantages_K - mean) / (std + 1e-8), value_targets_K=credit.value_targets_K
-            ),
-        )
+        (trajectory, replace(credit, advantages_K=(credit.advantages_K - mean) / (std + 1e-8)))
         for trajectory, credit in credited
     ]
 
 
-def _rows(credited: list[tuple[Trajectory, TurnCredit]], reduction: Unit) -> tuple[tuple[Row, ...], Denominators]:
-    counts = [_trained_tokens(trajectory) for trajectory, _ in credited]
-    denominators = Denominators(
-        tokens=sum(map(sum, counts)),
-        turns=sum(1 for per_turn in counts for count in per_turn if count),
-        trajectories=sum(1 for per_turn in counts if sum(per_turn)),
+def _rows(credited: list[tuple[Trajectory, TurnCredit]], reduction: Reduction) -> tuple[tuple[Row, ...], Denominators]:
+    turns_BN = [_trained_turns(trajectory) for trajectory, _ in credited]
+    weights_BN = token_weights(reduction, turns_BN=turns_BN)
+    over = Denominators(
+        tokens=sum(turns.size for turns in turns_BN),
+        turns=sum(np.unique(turns).size for turns in turns_BN),
+        trajectories=sum(1 for turns in turns_BN if turns.size),
     )
     rows: list[Row] = []
-    for (trajectory, credit), per_turn in zip(credited, counts, strict=True):
-        weights_K = turn_weights(per_turn, reduction, denominators)
+    for (trajectory, credit), weights_N in zip(credited, weights_BN, strict=True):
+        used = 0
         for tape in range(len(trajectory.tapes)):
-            row = _row(trajectory, tape, credit, weights_K, denominators)
+            row = _row(trajectory, tape, credit, weights_N[used:], over)
             if row is not None:
+                used += row.positions.size
                 rows.append(row)
-    return tuple(rows), denominators
+    return tuple(rows), over
 
 
-def turn_weights(per_turn: Sequence[int], reduction: Unit, over: Denominators) -> Doubles:
-    """``[K]`` weight of each token of a turn, so that weight times loss, summed, is the mean over the unit.
-
-    token: 1 / tokens. turn: 1 / (turns x tokens of the turn). trajectory: 1 / (trajectories x tokens of the
-    trajectory).
-    """
-    counts_K = np.array(per_turn, dtype=np.float64)
-    if reduction is Unit.TOKEN:
-        return np.full(len(per_turn), 1.0 / max(over.tokens, 1))
-    if reduction is Unit.TURN:
-        return 1.0 / (over.turns * np.maximum(counts_K, 1.0))
-    return np.full(len(per_turn), 1.0 / (max(over.trajectories, 1) * max(counts_K.sum(), 1.0)))
-
-
-def _row(trajectory: Trajectory, tape: int, credit: TurnCredit, weights_K: Doubles, over: Denominators) -> Row | None:
+def _row(trajectory: Trajectory, tape: int, credit: TurnCredit, weights_N: Doubles, over: Denominators) -> Row | None:
     origin, position = trained_origin(trajectory), trajectory.tapes[tape].fork_at
     positions: list[int] = []
     chosen: list[Span] = []
@@ -191,7 +172,7 @@ def _row(trajectory: Trajectory, tape: int, credit: TurnCredit, weights_K: Doubl
     if not positions:
         return None
     turns = np.concatenate([np.full(len(span), span.turn) for span in chosen])
-    values = _value_columns(trajectory, tape, credit, over)
+    values = _values(trajectory, tape, credit, over)
     return Row(
         trajectory=trajectory.id,
         token_ids=as_ints(trajectory.tape_ids(tape)[: positions[-1] + 1]),
@@ -200,23 +181,33 @@ def _row(trajectory: Trajectory, tape: int, credit: TurnCredit, weights_K: Doubl
         temperatures=as_floats(np.concatenate([np.full(len(span), _temperature(span)) for span in chosen])),
         supports=tuple(support for span in chosen for support in _supports(span)),
         advantages=credit.advantages_K[turns],
-        weights=weights_K[turns],
+        weights=weights_N[: len(positions)],
         turns=as_ints(turns),
-        **values,
+        value_positions=None if values is None else values.positions,
+        value_targets=None if values is None else values.targets,
+        old_values=None if values is None else values.old,
+        value_weights=None if values is None else values.weights,
     )
 
 
-def _value_columns(trajectory: Trajectory, tape: int, credit: TurnCredit, over: Denominators) -> dict[str, np.ndarray]:
-    targets = credit.value_targets_K
+class _Values(NamedTuple):
+    positions: Ints
+    targets: Doubles
+    old: Doubles
+    weights: Doubles
+
+
+def _values(trajectory: Trajectory, tape: int, credit: TurnCredit, over: Denominators) -> _Values | None:
+    targets_K = credit.value_targets_K
     turns = [turn for turn in trajectory.turns if turn.tape == tape]
-    if targets is None or not turns:
-        return {}
-    return {
-        "value_positions": as_ints([turn.start - 1 for turn in turns]),
-        "value_targets": np.array([targets[turn.index] for turn in turns], dtype=np.float64),
-        "old_values": np.array([turn.estimate("value") for turn in turns], dtype=np.float64),
-        "value_weights": np.full(len(turns), 1.0 / max(over.turns, 1)),
-    }
+    if targets_K is None or not turns:
+        return None
+    return _Values(
+        positions=as_ints([turn.start - 1 for turn in turns]),
+        targets=np.array([targets_K[turn.index] for turn in turns], dtype=np.float64),
+        old=np.array([turn.estimate("value") for turn in turns], dtype=np.float64),
+        weights=np.full(len(turns), 1.0 / max(over.turns, 1)),
+    )
 
 
 def _logprobs(span: Span) -> np.ndarray:

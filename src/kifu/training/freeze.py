@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
-from kifu.algorithms.composition import Algorithm, options_of
+from kifu.algorithms import Algorithm, options_of
 from kifu.envs import Environment, class_tools
+from kifu.objectives import unit_of
 from kifu.training.layers import Experiment, HfPolicy
 
 Tables: TypeAlias = dict[str, dict[str, Any]]
@@ -186,7 +187,7 @@ def _update(experiment: Experiment, algorithm: Algorithm) -> dict[str, Any]:
     return {
         **experiment.update.model_dump(mode="json"),
         "grouping": "attempts at one task" if algorithm.plan.needs_group else "none",
-        "reduction": algorithm.reduction.value,
+        "reduction": unit_of(algorithm.reduction),
         "ratio": algorithm.card.ratio,
         "epochs": algorithm.plan.epochs,
     }

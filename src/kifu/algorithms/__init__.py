@@ -1,0 +1,80 @@
+"""Named methods. `ALGORITHMS` is the whole list; each is a frozen value with a card."""
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from kifu.algorithms.actor_critic import ActorCritic
+from kifu.algorithms.composition import (
+    Algorithm,
+    Card,
+    Feedback,
+    Plan,
+    ReductionName,
+    Source,
+    TurnCredit,
+    options_of,
+    outcome_returns,
+    reduction_of,
+    returns_to_go,
+)
+from kifu.algorithms.grpo import Grpo
+from kifu.algorithms.ppo import Ppo
+from kifu.algorithms.reinforce import Reinforce
+from kifu.algorithms.sft import Sft
+from kifu.errors import ArgumentError, ExperimentError, nearest
+
+ALGORITHMS: dict[str, type[Algorithm]] = {
+    "actor_critic": ActorCritic,
+    "grpo": Grpo,
+    "ppo": Ppo,
+    "reinforce": Reinforce,
+    "sft": Sft,
+}
+
+
+def build_algorithm(name: str, options: Mapping[str, Any] | None = None) -> Algorithm:
+    """The method called ``name`` with ``options`` in place of its published setting.
+
+    Raises:
+        ExperimentError: no method of that name, no such option, or a value that does not fit.
+    """
+    if name not in ALGORITHMS:
+        raise ExperimentError(f"no algorithm `{name}`; {nearest(name, list(ALGORITHMS))}")
+    cls, options = ALGORITHMS[name], dict(options or {})
+    known = [item.name for item in fields(cls)]  # type: ignore[arg-type]
+    for option in options:
+        if option not in known:
+            raise ExperimentError(f"algorithm `{name}` has no option `{option}`; {nearest(option, known)}")
+    try:
+        adapter: TypeAdapter[Algorithm] = TypeAdapter(cls)
+        algorithm = adapter.validate_python(options, strict=True)
+        algorithm.objective()
+    except ArgumentError as problem:
+        raise ExperimentError(f"algorithm `{name}`: {problem}") from problem
+    except ValidationError as problem:
+        first = problem.errors(include_url=False)[0]
+        path = ".".join(map(str, first["loc"]))
+        raise ExperimentError(
+            f"algorithm `{name}`, option `{path}`: {first['msg']}, found {first['input']!r}"
+        ) from problem
+    return algorithm
+
+
+__all__ = [
+    "ALGORITHMS",
+    "Algorithm",
+    "Card",
+    "Feedback",
+    "Plan",
+    "ReductionName",
+    "Source",
+    "TurnCredit",
+    "build_algorithm",
+    "options_of",
+    "outcome_returns",
+    "reduction_of",
+    "returns_to_go",
+]

@@ -1,0 +1,90 @@
+"""Group relative policy optimization."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from kifu.algorithms.composition import (
+    Card,
+    Feedback,
+    Plan,
+    ReductionName,
+    Source,
+    TurnCredit,
+    outcome_returns,
+    reduction_of,
+)
+from kifu.credit import PopulationStd, SampleStd, Scale, Unscaled, group_relative, is_degenerate
+from kifu.credit.episode import Episode
+from kifu.credit.reading import RewardRules
+from kifu.objectives import ClippedRatio, Objective, PolicyObjective, Reduction, TokenRatio
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grpo:
+    """Every token of a trajectory gets the trajectory's reward relative to its group."""
+
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    std: Literal["none", "sample", "population"] = "sample"
+    """What the centred reward is divided by; the paper writes std without saying which, public code uses n - 1."""
+    eps: float = 1e-6
+    epochs: int = 1
+    average: ReductionName = "trajectory"
+
+    card: ClassVar[Card] = Card(
+        name="Group relative policy optimization",
+        source="Shao et al., 2024 (DeepSeekMath), eq. 3 and section 4.1.2",
+        feedback=(Feedback.OUTCOME,),
+        data=Source.FRESH,
+        decision_unit="trajectory",
+        turn="assistant message",
+        updates="policy",
+        optimization="weights",
+        freshness="age 0, each rollout in `epochs` optimizer steps",
+        ratio="token, clipped to [1 - clip_low, 1 + clip_high]; not a bound, the realised ratio and KL are measured",
+        denominator="tokens of each trajectory, then trajectories",
+        on_policy=True,
+        online=True,
+        family="policy-based",
+        neighbour="ppo: the baseline is a critic instead of the group's mean",
+        notes=(
+            "groups of equal rewards are left out: they carry no signal and would only change denominators",
+            "no KL to a reference; the paper adds 0.04 times k3",
+        ),
+    )
+
+    def credit(self, group: Sequence[Episode], rules: RewardRules) -> list[TurnCredit] | None:
+        """The group-relative return, the same for every turn; None when all returns are equal."""
+        returns = outcome_returns(group, rules)
+        if is_degenerate(returns):
+            return None
+        advantages = group_relative(returns, scale=self._scale())
+        return [
+            TurnCredit(advantages_K=np.full(episode.rewards_K.size, float(advantage or 0.0)))
+            for episode, advantage in zip(group, advantages, strict=True)
+        ]
+
+    def _scale(self) -> Scale:
+        scales: dict[str, Scale] = {
+            "none": Unscaled(),
+            "sample": SampleStd(eps=self.eps),
+            "population": PopulationStd(eps=self.eps),
+        }
+        return scales[self.std]
+
+    def objective(self) -> Objective:
+        """Clipped surrogate on token ratios."""
+        return PolicyObjective(surrogate=ClippedRatio(level=TokenRatio(), low=self.clip_low, high=self.clip_high))
+
+    @property
+    def reduction(self) -> Reduction:
+        """Mean over the unit named by ``average``."""
+        return reduction_of(self.average)
+
+    @property
+    def plan(self) -> Plan:
+        """Fresh rollouts in groups."""
+        return Plan(needs_group=True, epochs=self.epochs)

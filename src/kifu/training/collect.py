@@ -1,0 +1,127 @@
+"""Collecting groups: which rollouts a step needs, which the record already has, and the rest run concurrently."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from kifu.envs import Task
+from kifu.policy import Sampler
+from kifu.records import Group, Purpose, RolloutKey, TaskRef, Trajectory
+from kifu.rollout import Script, Setting, run_rollout
+from kifu.training.tasks import TaskSource
+
+Result = TypeVar("Result")
+
+Accept = Callable[[Trajectory], Awaitable[None]]
+"""Makes one trajectory durable; it is accepted when this returns."""
+
+Demonstrate = Callable[[Task, int], Script]
+"""(task, seed) to a demonstrator's script."""
+
+
+@dataclass(slots=True, kw_only=True)
+class InFlight:
+    """Attempts begun and not yet accepted, for the ledger."""
+
+    started: int = 0
+    accepted: int = 0
+
+    @property
+    def now(self) -> int:
+        """Attempts under way."""
+        return self.started - self.accepted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Collector:
+    """Runs rollouts and hands each to ``accept`` before anybody may train on it."""
+
+    setting: Setting
+    sampler: Sampler
+    tasks: TaskSource
+    accept: Accept
+    seed: int
+    """Of the run."""
+    in_flight: InFlight
+
+    async def training_groups(
+        self, step: int, *, prompts: int, size: int, first: int, have: Mapping[str, Trajectory]
+    ) -> list[Group]:
+        """Groups of one step, in order; members that ``have`` holds (by id) are not run again.
+
+        Args:
+            step: step of the run.
+            prompts: groups.
+            size: attempts per group.
+            first: place of the step's first task in the training order.
+            have: accepted before, e.g. by a process that died.
+        """
+
+        async def one(group: int) -> Group:
+            task = self.tasks.training(first + group)
+            return await self._group(task, step=step, group=group, size=size, purpose=Purpose.TRAIN, have=have)
+
+        return await _all([one(group) for group in range(prompts)])
+
+    async def evaluation_groups(
+        self, version: int, *, split: str, tasks: int, tries: int, have: Mapping[str, Trajectory]
+    ) -> list[Group]:
+        """Attempts at the first ``tasks`` tasks of a split under the weights now loaded."""
+
+        async def one(index: int) -> Group:
+            task = self.tasks.evaluation(split, index)
+            return await self._group(task, step=version, group=index, size=tries, purpose=Purpose.EVALUATION, have=have)
+
+        return await _all([one(index) for index in range(tasks)])
+
+    async def demonstrations(
+        self, step: int, *, traces: int, first: int, demonstrate: Demonstrate, have: Mapping[str, Trajectory]
+    ) -> list[Group]:
+        """Scripted traces, one a task; each a group of its own."""
+
+        async def one(index: int) -> Group:
+            task = self.tasks.training(first + index)
+            key = RolloutKey(seed=self.seed, step=step, group=index, member=0, purpose=Purpose.DEMONSTRATION)
+            found = have.get(key.id)
+            if found is None:
+                found = await self._run(key, task, demonstrate(task, self.seed))
+            return Group(task=found.task, members=(found,))
+
+        return await _all([one(index) for index in range(traces)])
+
+    async def _group(
+        self,
+        task: Task,
+        *,
+        step: int,
+        group: int,
+        size: int,
+        purpose: Purpose,
+        have: Mapping[str, Trajectory],
+    ) -> Group:
+        async def member(index: int) -> Trajectory:
+            key = RolloutKey(seed=self.seed, step=step, group=group, member=index, purpose=purpose)
+            found = have.get(key.id)
+            return found if found is not None else await self._run(key, task, self.sampler)
+
+        members = await _all([member(index) for index in range(size)])
+        return Group(task=TaskRef(id=task.id, family=task.family, split=task.split), members=tuple(members))
+
+    async def _run(self, key: RolloutKey, task: Task, writer: Sampler | Script) -> Trajectory:
+        self.in_flight.started += 1
+        trajectory = await run_rollout(self.setting, writer=writer, key=key, task=task)
+        await self.accept(trajectory)
+        self.in_flight.accepted += 1
+        return trajectory
+
+
+async def _all(jobs: list[Coroutine[Any, Any, Result]]) -> list[Result]:
+    """Results in order; the first failure cancels the rest."""
+    tasks = [asyncio.ensure_future(job) for job in jobs]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
