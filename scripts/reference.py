@@ -1,23 +1,31 @@
-"""Write what is derived from the public surface: ``docs/reference.md`` and ``tests/house/public_api.txt``.
+"""Write the pages derived from the source: the reference, the glossary of metrics, the snapshot of the public surface.
 
-python scripts/reference.py docs|api|all [--check]
+python scripts/reference.py docs|metrics|api|all [--check]
 
 With ``--check`` nothing is written; files that are out of date are named, with the difference, and the exit code is 1.
 """
 
 import argparse
+import ast
 import difflib
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from surface import Room, rooms
+from surface import Room, Source, rooms
 
 TOP = Path(__file__).resolve().parent.parent
 HEAD = """# Reference
 
 Every public name of every room, from the source; `make reference` writes this page. The full docstrings stand in the
 code: `python -c "import kifu.records; help(kifu.records.Span)"`.
+"""
+
+METRICS_HEAD = """# Metrics
+
+`metrics.jsonl` of a run holds one JSON object per step. Metrics are for people: no code reads one to decide anything.
+`null` means that nobody has the number; it is never 0 instead. This page is written by `make reference` from the table
+in `monitor/`, and writing a metric that is not in the table fails a test.
 """
 
 
@@ -48,8 +56,27 @@ def snapshot(found: list[Room]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def metrics(_: list[Room]) -> str:
+    """The glossary: every metric and every family of metrics, with its meaning."""
+    parts = [METRICS_HEAD]
+    for title, table in (("metric", "METRICS"), ("family", "FAMILIES")):
+        rows = _literal("kifu.monitor", table).items()
+        parts.append(f"\n| {title} | meaning |\n| --- | --- |\n")
+        parts.extend(f"| `{name}` | {meaning.replace('|', chr(92) + '|')} |\n" for name, meaning in rows)
+    return "".join(parts)
+
+
+def _literal(module: str, name: str) -> Mapping[str, str]:
+    node = Source(TOP / "src").find(module, name)
+    if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
+        raise LookupError(f"{module} defines no table {name}")
+    table: Mapping[str, str] = ast.literal_eval(node.value)
+    return table
+
+
 TARGETS: Mapping[str, tuple[Path, Callable[[list[Room]], str]]] = {
     "docs": (TOP / "docs" / "reference.md", reference),
+    "metrics": (TOP / "docs" / "metrics.md", metrics),
     "api": (TOP / "tests" / "house" / "public_api.txt", snapshot),
 }
 

@@ -67,6 +67,36 @@ def test_changelog_fragments_have_a_known_kind_and_say_something() -> None:
     assert wrong == []
 
 
+def unproved_claims(table: str, top: Path) -> list[str]:
+    """Tests a table of promises names that do not exist."""
+    missing = []
+    for claim in re.findall(r"`(tests/[^`]+)`", table):
+        path, _, name = claim.partition("::")
+        file = top / path
+        if not file.is_file() or (
+            name and not re.search(rf"^(async )?def {re.escape(name)}\(", file.read_text(), re.M)
+        ):
+            missing.append(claim)
+    return missing
+
+
+def test_every_test_that_conformance_names_exists() -> None:
+    assert unproved_claims((TOP / "docs" / "conformance.md").read_text(), TOP) == []
+
+
+def test_every_row_of_conformance_is_proved_or_open() -> None:
+    rows = re.findall(r"^\| ([A-H]\d+) \|.*\| ([^|]*) \|$", (TOP / "docs" / "conformance.md").read_text(), re.M)
+    assert len({name for name, _ in rows}) == len(rows) > 0
+    assert [name for name, proof in rows if proof != "open" and "`tests/" not in proof] == []
+
+
+def test_a_claim_without_its_test_is_found(tmp_path: Path) -> None:
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_a.py").write_text("def test_one() -> None: ...\n")
+    table = "| `tests/test_a.py` `tests/test_a.py::test_one` `tests/test_a.py::test_o` `tests/test_b.py` |"
+    assert unproved_claims(table, tmp_path) == ["tests/test_a.py::test_o", "tests/test_b.py"]
+
+
 def test_the_pins_satisfy_what_the_project_asks_for() -> None:
     """Every dependency that pyproject.toml names is pinned, torch apart, which has a file of its own."""
     project = tomllib.loads((TOP / "pyproject.toml").read_text())

@@ -32,7 +32,7 @@ DEFERRED = {
 }
 """The only files that import own code by a string."""
 
-SHARED_NAMES = frozenset({"contract", "contracts", "card", "cards", "registry"})
+SHARED_NAMES = frozenset({"contract", "contracts", "composition", "registry"})
 """Modules of a room of siblings that all siblings may import."""
 ROOMS_OF_SIBLINGS = ("algorithms", "engines", "envs.suites", "envs.adapters")
 

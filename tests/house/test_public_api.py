@@ -20,8 +20,9 @@ def test_the_public_surface_equals_its_snapshot() -> None:
     assert _check("api") == ""
 
 
-def test_the_reference_page_is_up_to_date() -> None:
-    assert _check("docs") == ""
+@pytest.mark.parametrize("page", ["docs", "metrics"])
+def test_the_derived_pages_are_up_to_date(page: str) -> None:
+    assert _check(page) == ""
 
 
 def test_every_public_name_is_defined_where_its_room_says() -> None:
