@@ -1,23 +1,45 @@
 """Environments and tasks: contracts, tools, the built-in suites."""
 
 from kifu.envs.contract import Environment, digest_state
+from kifu.envs.guard import Called, GuardedEnvironment, View
+from kifu.envs.pool import WorkerPool
+from kifu.envs.registry import ENVIRONMENTS, resolve_environment
 from kifu.envs.spec import Capabilities, Observation, Reply, Snapshot, SnapshotKind, Task, ToolSpec
-from kifu.envs.tools import check_arguments, class_tools, command_text, finite_calls, tool, tool_spec, with_enum
+from kifu.envs.splits import SPLITS, split_range
+from kifu.envs.tools import (
+    check_arguments,
+    check_call,
+    class_tools,
+    command_text,
+    finite_calls,
+    tool,
+    tool_spec,
+    with_enum,
+)
 
 __all__ = [
+    "ENVIRONMENTS",
+    "SPLITS",
+    "Called",
     "Capabilities",
     "Environment",
+    "GuardedEnvironment",
     "Observation",
     "Reply",
     "Snapshot",
     "SnapshotKind",
     "Task",
     "ToolSpec",
+    "View",
+    "WorkerPool",
     "check_arguments",
+    "check_call",
     "class_tools",
     "command_text",
     "digest_state",
     "finite_calls",
+    "resolve_environment",
+    "split_range",
     "tool",
     "tool_spec",
     "with_enum",

@@ -10,8 +10,7 @@ from collections.abc import Awaitable, Iterable, Mapping
 from typing import ClassVar
 
 from kifu.envs.spec import Capabilities, Observation, Reply, Snapshot, SnapshotKind, Task, ToolSpec
-from kifu.envs.tools import check_arguments, class_tools
-from kifu.errors import UsageError, nearest
+from kifu.envs.tools import check_call, class_tools
 from kifu.records import ToolCall, Verdict
 
 
@@ -40,10 +39,7 @@ class Environment:
         Raises:
             UsageError: the tool does not exist or the arguments do not fit; shown to the policy as an observation.
         """
-        specs = {spec.name: spec for spec in self.tools()}
-        if call.name not in specs:
-            raise UsageError(f"no tool `{call.name}`; {nearest(call.name, list(specs))}")
-        check_arguments(specs[call.name], call.arguments)
+        check_call(self.tools(), call)
         reply: Reply | str | Awaitable[Reply | str] = getattr(self, call.name)(**call.arguments)
         return reply
 

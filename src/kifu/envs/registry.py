@@ -10,11 +10,13 @@ from types import ModuleType
 from kifu.envs.contract import Environment
 from kifu.envs.suites.corridor import Corridor
 from kifu.envs.suites.key_door import KeyDoor
+from kifu.envs.suites.key_door_text import KeyDoorText
 from kifu.errors import UsageError, nearest
 
 ENVIRONMENTS: Mapping[str, type[Environment]] = {
     "corridor": Corridor,
     "key_door": KeyDoor,
+    "key_door_text": KeyDoorText,
 }
 
 

@@ -158,6 +158,19 @@ def _properties(spec: ToolSpec) -> Mapping[str, Json]:
     return properties if isinstance(properties, dict) else {}
 
 
+def check_call(specs: Sequence[ToolSpec], call: ToolCall) -> ToolSpec:
+    """The tool a call names, after its arguments are checked.
+
+    Raises:
+        UsageError: no such tool, or arguments that do not fit.
+    """
+    known = {spec.name: spec for spec in specs}
+    if call.name not in known:
+        raise UsageError(f"no tool `{call.name}`; {nearest(call.name, list(known))}")
+    check_arguments(known[call.name], call.arguments)
+    return known[call.name]
+
+
 def check_arguments(spec: ToolSpec, arguments: Mapping[str, Json]) -> None:
     """Check the arguments of a call against the tool's schema, without coercion.
 

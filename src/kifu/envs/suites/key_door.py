@@ -12,18 +12,29 @@ from typing import ClassVar
 
 from kifu.envs.contract import Environment
 from kifu.envs.finite import Best, FiniteModel, best_deterministic, explore, full, memoryless, visits
-from kifu.envs.spec import Capabilities, Reply, Snapshot, Task
-from kifu.envs.tools import tool
+from kifu.envs.spec import Capabilities, Reply, Snapshot, Task, ToolSpec
+from kifu.envs.tools import check_call
 from kifu.errors import UsageError
 from kifu.records import Json, StopReason, ToolCall, Verdict
 
 COLOURS = ("red", "blue")
+TOOLS = tuple(
+    ToolSpec(name=name, description=description, parameters={"type": "object", "properties": {}, "required": []})
+    for name, description in (
+        ("inspect", "Look around the room."),
+        ("pickup_red", "Take the red key."),
+        ("pickup_blue", "Take the blue key."),
+        ("open_red", "Open the door as the red one."),
+        ("open_blue", "Open the door as the blue one."),
+        ("finish", "Declare the task done."),
+    )
+)
 BUDGET = 8
 """Steps the task allows; the shortest success takes 4."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _State:
+class State:
     """Everything hidden, and whether the episode is over."""
 
     door: str
@@ -33,6 +44,43 @@ class _State:
     opened: bool = False
     invalid: int = 0
     stop: str | None = None
+
+
+def transition(state: State, action: str) -> tuple[State, Reply]:
+    """The world's rule: the next state and what the policy is shown.
+
+    Raises:
+        UsageError: the episode is over.
+    """
+    verb, _, colour = action.partition("_")
+    match verb:
+        case "inspect":
+            first = not state.inspected
+            text = f"clue_{state.door}" if first else "nothing"
+            rewards = {"looked": 1.0, **({"clue": 1.0} if first else {})}
+            after, stop = _spend(replace(state, inspected=True))
+        case "pickup":
+            text, rewards = "holding", {"right_key": 1.0} if colour == state.door else {}
+            after, stop = _spend(replace(state, key=colour))
+        case "open" if state.opened or colour == state.key == state.door:
+            text, rewards = "opened", {} if state.opened else {"door_open": 1.0}
+            after, stop = _spend(replace(state, opened=True))
+        case "open":
+            text, rewards = "jammed", {}
+            after, stop = _spend(state, StopReason.FAILURE)
+        case _:
+            text, rewards = "ended", {}
+            after, stop = _spend(state, StopReason.SUCCESS if state.opened else StopReason.FAILURE)
+    return after, Reply(text=text, stop=stop, rewards=rewards)
+
+
+def _spend(state: State, stop: StopReason | None = None) -> tuple[State, StopReason | None]:
+    """Take one step from the budget; the last one ends the task."""
+    if state.stop is not None:
+        raise UsageError(f"the episode ended with {state.stop}; reset before the next step")
+    if stop is None and state.budget == 1:
+        stop = StopReason.TASK_BUDGET
+    return replace(state, budget=state.budget - 1, stop=stop), stop
 
 
 class KeyDoor(Environment):
@@ -72,7 +120,7 @@ class KeyDoor(Environment):
     }
 
     def __init__(self) -> None:
-        self.state = _State(door=COLOURS[0])
+        self.state = State(door=COLOURS[0])
 
     def reset(self, task: Task, seed: int) -> str:
         """Close the door and empty the hand."""
@@ -82,88 +130,25 @@ class KeyDoor(Environment):
             raise UsageError(f"key_door task `{task.id}`: found door {door!r}, expected red or blue in task.data")
         if not isinstance(budget, int) or budget < 1:
             raise UsageError(f"key_door task `{task.id}`: found budget {budget!r}, expected a whole number >= 1")
-        self.state = _State(door=door, budget=budget)
+        self.state = State(door=door, budget=budget)
         return "start"
 
-    @tool
-    def inspect(self) -> Reply:
-        """Look around the room."""
-        first = not self.state.inspected
-        paid = {"looked": 1.0, **({"clue": 1.0} if first else {})}
-        return self._spend(f"clue_{self.state.door}" if first else "nothing", rewards=paid, inspected=True)
+    def tools(self) -> tuple[ToolSpec, ...]:
+        """Six calls without arguments."""
+        return TOOLS
 
-    @tool
-    def pickup_red(self) -> Reply:
-        """Take the red key."""
-        return self._pickup("red")
-
-    @tool
-    def pickup_blue(self) -> Reply:
-        """Take the blue key."""
-        return self._pickup("blue")
-
-    @tool
-    def open_red(self) -> Reply:
-        """Open the door as the red one."""
-        return self._open("red")
-
-    @tool
-    def open_blue(self) -> Reply:
-        """Open the door as the blue one."""
-        return self._open("blue")
-
-    @tool
-    def finish(self) -> Reply:
-        """Declare the task done."""
-        return self._spend("ended", stop=StopReason.SUCCESS if self.state.opened else StopReason.FAILURE)
+    def step(self, call: ToolCall) -> Reply:
+        """Execute one call the phase allows."""
+        check_call(TOOLS, call)
+        if call.name not in self.allowed():
+            raise UsageError(f"`{call.name}` is not possible now; possible: {', '.join(self.allowed())}")
+        self.state, reply = transition(self.state, call.name)
+        return reply
 
     def invalid(self, error: str) -> Reply:
         """A turn without a valid call costs one step."""
-        return self._spend("invalid", error=error, invalid=self.state.invalid + 1)
-
-    def _pickup(self, colour: str) -> Reply:
-        self._must_be_allowed(f"pickup_{colour}")
-        paid = {"right_key": 1.0} if colour == self.state.door else {}
-        return self._spend("holding", rewards=paid, key=colour)
-
-    def _open(self, colour: str) -> Reply:
-        self._must_be_allowed(f"open_{colour}")
-        if not self.state.opened and not colour == self.state.key == self.state.door:
-            return self._spend("jammed", stop=StopReason.FAILURE)
-        paid = {} if self.state.opened else {"door_open": 1.0}
-        return self._spend("opened", rewards=paid, opened=True)
-
-    def _must_be_allowed(self, name: str) -> None:
-        if name not in self.allowed():
-            raise UsageError(f"`{name}` is not possible now; possible: {', '.join(self.allowed())}")
-
-    def _spend(
-        self,
-        text: str,
-        *,
-        stop: StopReason | None = None,
-        error: str | None = None,
-        rewards: Mapping[str, float] | None = None,
-        inspected: bool | None = None,
-        key: str | None = None,
-        opened: bool | None = None,
-        invalid: int | None = None,
-    ) -> Reply:
-        old = self.state
-        if old.stop is not None:
-            raise UsageError(f"the episode ended with {old.stop}; reset before the next step")
-        if stop is None and old.budget == 1:
-            stop = StopReason.TASK_BUDGET
-        self.state = replace(
-            old,
-            budget=old.budget - 1,
-            inspected=old.inspected if inspected is None else inspected,
-            key=old.key if key is None else key,
-            opened=old.opened if opened is None else opened,
-            invalid=old.invalid if invalid is None else invalid,
-            stop=stop,
-        )
-        return Reply(text=text, stop=stop, error=error, rewards=rewards or {})
+        self.state, stop = _spend(replace(self.state, invalid=self.state.invalid + 1))
+        return Reply(text="invalid", stop=stop, error=error)
 
     def verify(self) -> Verdict:
         """Success is an open door and a finish after it."""
@@ -183,7 +168,7 @@ class KeyDoor(Environment):
         """Take back a hidden state."""
         if not isinstance(ref, dict) or set(ref) != set(asdict(self.state)):
             raise UsageError(f"key_door: found snapshot {ref!r}, expected the fields {', '.join(asdict(self.state))}")
-        self.state = _State(**ref)  # type: ignore[arg-type]  # the fields are those of asdict
+        self.state = State(**ref)  # type: ignore[arg-type]  # the fields are those of asdict
 
     def allowed(self) -> tuple[str, ...]:
         """The phase: with a held key open_*, with an empty hand pickup_*; it depends on no colour."""
