@@ -97,6 +97,7 @@ class Row:
     """One sequence to pack: a tape of a trajectory with the credit of its own sampled tokens."""
 
     trajectory: str
+    tape: int = 0
     token_ids: Ints
     """``[T]`` whole sequence, ancestors included."""
     positions: Ints

@@ -98,7 +98,7 @@ class Session:
     @property
     def contexts(self) -> list[str]:
         """Names of every context the sampler may have kept."""
-        return [self._context(tape) for tape in range(self.builder.tape + 1)]
+        return [self._context(tape) for tape in range(self.builder.index + 1)]
 
     def _context(self, tape: int) -> str:
         return f"{self._key.id}/tape{tape}"
@@ -147,7 +147,7 @@ class Session:
             return Parsed(text="")
         views, began = self._views(), time.perf_counter()
         potential, state_key = self._guard.potential(), self._guard.state_key()
-        start, tape = self.builder.position, self.builder.tape
+        start, tape = self.builder.position, self.builder.index
         written = await self._sampled(views) if not isinstance(self._writer, Script) else self._scripted(views)
         if written is None:
             self._end(StopReason.NATURAL_END, "the script is over")
@@ -180,7 +180,7 @@ class Session:
         with crossing(EngineFailure, f"sampling turn {len(self.turns)} of {self._key.id}"):
             generation = await self._writer.sample(request)
         self.builder.append_generation(
-            token_ids=generation.token_ids,
+            generation.token_ids,
             sampled=generation.sampled,
             logprobs=generation.logprobs,
             policy_version=generation.policy_version,
@@ -212,8 +212,8 @@ class Session:
             dialect=setting.renderer.digests.parser,
         )
         return Request(
-            context=self._context(self.builder.tape),
-            token_ids=self.builder.token_ids,
+            context=self._context(self.builder.index),
+            token_ids=self.builder.ids,
             sampling=sampling,
             turn=len(self.turns),
             max_new_tokens=room,
@@ -270,12 +270,12 @@ class Session:
         """Append observations to the context."""
         turn = self._open
         assert turn is not None, "an agent shows observations after it let the policy write"
-        ids = self.builder.token_ids
+        ids = self.builder.ids
         ended = bool(ids.size) and int(ids[-1]) in self._setting.renderer.stop_ids
         extension = self._setting.renderer.extend(ids, self._history, texts, ended=ended)
         if extension.fork_at is not None:
             turn.events.append(Event(kind="context.fork", detail={"at": extension.fork_at, "by": "template"}))
-            self.builder.fork(extension.fork_at)
+            self.builder = self.builder.fork(extension.fork_at)
         self._close_turn()
         for piece in extension.pieces:
             self.builder.append(piece.origin, piece.token_ids, turn=len(self.turns))
@@ -318,7 +318,7 @@ class Session:
         """V(h_T) of the context as it stands, under the weights now loaded; None without a critic."""
         if isinstance(self._writer, Script):
             return None
-        ids = self.builder.token_ids
+        ids = self.builder.ids
         request = ScoreRequest(
             token_ids=as_ints([*ids.tolist(), 0]),
             positions=as_ints([ids.size]),

@@ -175,6 +175,7 @@ def _row(trajectory: Trajectory, tape: int, credit: TurnCredit, weights_N: Doubl
     values = _values(trajectory, tape, credit, over)
     return Row(
         trajectory=trajectory.id,
+        tape=tape,
         token_ids=as_ints(trajectory.tape_ids(tape)[: positions[-1] + 1]),
         positions=as_ints(positions),
         behaviour_logprobs=as_floats(np.concatenate([_logprobs(span) for span in chosen])),
