@@ -86,5 +86,7 @@ class Engine:
     reproducible: bool
     """Whether the load-time check found generations independent of their neighbours, bit for bit."""
     has_value: bool = False
+    layout: Literal["tree", "rows"] = "rows"
+    """How batches for the trainer are packed: merged by common prefix, or one row per sequence."""
     facts: Mapping[str, str] = field(default_factory=dict)
     """For people and the run file: parameter count, dtypes, kernels."""
