@@ -92,7 +92,15 @@ class Renderer(Protocol):
         """Tokens of a fresh conversation, generation prompt included. Assistant messages in it are PROMPT text."""
         ...
 
-    def extend(self, token_ids: Ints, history: Sequence[Message], results: Sequence[str], *, ended: bool) -> Extension:
+    def extend(
+        self,
+        token_ids: Ints,
+        history: Sequence[Message],
+        results: Sequence[str],
+        *,
+        ended: bool,
+        tools: Sequence[ToolView] = (),
+    ) -> Extension:
         """Tokens that show ``results`` after the policy's last turn.
 
         Args:
@@ -100,6 +108,7 @@ class Renderer(Protocol):
             history: the conversation so far, the policy's last turn as its last message.
             results: what to show, in call order; text of a parse error when nothing could be called.
             ended: whether the turn ended with a stop token; if not, one is put in as FRAMEWORK.
+            tools: those given to `start`; needed where the template rewrites history, so that the context forks.
         """
         ...
 

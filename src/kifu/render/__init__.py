@@ -1,0 +1,47 @@
+"""Messages to tokens with origins, turns to actions: chat templates, tool-call dialects, grammars, symbols."""
+
+from kifu.render.chat import ChatRenderer, load_renderer
+from kifu.render.contract import Digests, Extension, Message, Parsed, Piece, Renderer, ToolView
+from kifu.render.dialects import DIALECTS, Command, Dialect, Hermes, JsonCall, dialect
+from kifu.render.grammar import TokenTrie, call_texts
+from kifu.render.semantic import SemanticProbabilities, action_key, semantic_probabilities, tokenizations
+from kifu.render.symbols import ActionSet, SymbolRenderer
+from kifu.render.template import ChatTemplate, load_template
+from kifu.render.text import OBSERVATION_LIMIT_BYTES, TRUST_LABELS, clip_text, with_trust
+from kifu.render.tokenizer import ChatTokenizer, Chunk, Level, load_tokenizer
+
+__all__ = [
+    "DIALECTS",
+    "OBSERVATION_LIMIT_BYTES",
+    "TRUST_LABELS",
+    "ActionSet",
+    "ChatRenderer",
+    "ChatTemplate",
+    "ChatTokenizer",
+    "Chunk",
+    "Command",
+    "Dialect",
+    "Digests",
+    "Extension",
+    "Hermes",
+    "JsonCall",
+    "Level",
+    "Message",
+    "Parsed",
+    "Piece",
+    "Renderer",
+    "SemanticProbabilities",
+    "SymbolRenderer",
+    "TokenTrie",
+    "ToolView",
+    "action_key",
+    "call_texts",
+    "clip_text",
+    "dialect",
+    "load_renderer",
+    "load_template",
+    "load_tokenizer",
+    "semantic_probabilities",
+    "tokenizations",
+    "with_trust",
+]

@@ -1,0 +1,328 @@
+"""Conversations of language models: fresh ones from the chat template, later ones by appending to exact ids."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Literal
+
+import numpy as np
+
+from kifu.errors import RenderError
+from kifu.policy import Constraint
+from kifu.records import Ints, Origin, ToolCall, as_ints
+from kifu.render.contract import Digests, Extension, Message, Parsed, Piece, ToolView
+from kifu.render.dialects import Dialect, join_calls
+from kifu.render.grammar import TokenTrie, call_texts
+from kifu.render.layout import Entry, Layout, content_slot, lay_out, reasoning_slot
+from kifu.render.probes import Habits, probe
+from kifu.render.template import ChatTemplate, load_template
+from kifu.render.thinking import CLOSE, split_reasoning
+from kifu.render.tokenizer import ChatTokenizer, Chunk, Level, load_tokenizer
+
+_CACHE = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatRenderer:
+    """Implements `Renderer` for one model folder and one dialect. Build it with `load_renderer`."""
+
+    tokenizer: ChatTokenizer
+    template: ChatTemplate
+    dialect: Dialect
+    habits: Habits
+    history: Literal["template", "append"] = "template"
+    """What happens where the template would rewrite earlier turns (thinking stripped): fork as it says, or append."""
+    _grammars: dict[str, Constraint] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """Every id that ends a turn: of the generation config, the tokenizer and the template."""
+        end = () if self.habits.end_id is None else (self.habits.end_id,)
+        return tuple(sorted({*self.tokenizer.stop_ids, *end}))
+
+    @property
+    def digests(self) -> Digests:
+        """Digests of tokenizer and template; name and version of the dialect and of the history rule."""
+        return Digests(
+            tokenizer=self.tokenizer.digest,
+            template=self.template.digest,
+            parser=self.dialect.name,
+            extra=MappingProxyType({"history": f"{self.history}/1"}),
+        )
+
+    def start(self, messages: Sequence[Message], tools: Sequence[ToolView]) -> tuple[Piece, ...]:
+        """Tokens of a fresh conversation, generation prompt included.
+
+        Where no content spells a control token the ids equal those of the whole rendered string.
+        """
+        entries = self._entries(messages, tools, policy=Origin.PROMPT, observed=Origin.PROMPT)
+        chunks = self._lay_out(entries, tools).chunks
+        pieces = self.tokenizer.encode_chunks(chunks)
+        self._check_whole(chunks, pieces)
+        return pieces
+
+    def extend(
+        self,
+        token_ids: Ints,
+        history: Sequence[Message],
+        results: Sequence[str],
+        *,
+        ended: bool,
+        tools: Sequence[ToolView] = (),
+    ) -> Extension:
+        """Tokens that show ``results`` after the policy's last turn; its sampled ids are never encoded again.
+
+        Whether the turn ended is read from its last id as well: an end-of-turn token that is not there is put in as
+        FRAMEWORK, also when a turn ended by a stop string or with another model-specific stop token.
+
+        Raises:
+            RenderError: the last message is not the policy's, or the template's boundary is not exact.
+        """
+        if not history or history[-1].role != "assistant":
+            raise RenderError("the conversation must end with the policy's turn before results can be shown")
+        last = len(history) - 1
+        shown = [*history, *(Message(role="tool", content=text) for text in results)]
+        entries = self._entries(shown, tools, policy=Origin.CONTROLLER, observed=Origin.ENVIRONMENT)
+        last = max(index for index, entry in enumerate(entries) if entry.role == "assistant")
+        entries[last] = replace(entries[last], content=_opaque(entries[last].content))
+        after = self._lay_out(entries, tools)
+        if self.history == "append" or self._appends(self._lay_out(entries[:last], tools), after, entries, last):
+            return self._append(token_ids, after.after(content_slot(last)))
+        return self._fork(token_ids, entries, last, tools)
+
+    def parse(self, token_ids: Ints, tools: Sequence[ToolView]) -> Parsed:
+        """Read a turn's ids: the end token is dropped, thinking set apart, the rest read by the dialect."""
+        ids = [int(token) for token in token_ids]
+        while ids and ids[-1] in self.stop_ids:
+            ids.pop()
+        text = self.tokenizer.decode(ids)
+        reasoning, content = split_reasoning(text, opened=self.habits.opens_thinking)
+        if reasoning is not None and content is None:
+            why = "the turn ended before its thinking was closed by </think>."
+            return Parsed(text=text, error=why, reasoning=reasoning)
+        found = self.dialect.parse(content or "", tools)
+        return replace(found, text=text, reasoning=reasoning)
+
+    def constraint(self, tools: Sequence[ToolView], allowed: Sequence[str] | None) -> Constraint:
+        """Grammar of the texts that are one call of an allowed tool, with the end-of-turn token.
+
+        Raises:
+            RenderError: a parameter is not finite, there are too many calls, or no tool is allowed.
+        """
+        chosen = [tool for tool in tools if allowed is None or tool.name in allowed]
+        key = json.dumps([[tool.name, tool.command, dict(tool.parameters)] for tool in chosen], default=dict)
+        if key not in self._grammars:
+            if len(self._grammars) >= _CACHE:
+                self._grammars.pop(next(iter(self._grammars)))
+            self._grammars[key] = TokenTrie.build(call_texts(self.dialect, chosen), self.tokenizer, end_id=self._end)
+        return self._grammars[key]
+
+    def compose(self, calls: Sequence[ToolCall], tools: Sequence[ToolView]) -> Ints:
+        """Ids of a turn that makes ``calls`` in the canonical encoding, end-of-turn token included."""
+        text = join_calls(self.dialect, "", calls, tools)
+        return as_ints([*self.tokenizer.encode(text, Level.AUTHOR).tolist(), self._end])
+
+    @property
+    def _end(self) -> int:
+        return self.habits.end_id if self.habits.end_id is not None else self.stop_ids[0]
+
+    def _entries(
+        self, messages: Sequence[Message], tools: Sequence[ToolView], *, policy: Origin, observed: Origin
+    ) -> list[Entry]:
+        """Messages as the template takes them: calls written out, tools described, results in the right role."""
+        found: list[Entry] = []
+        pending: list[str] = []
+        for message in [*self._described(messages, tools), None]:
+            if message is not None and message.role == "tool" and not self.habits.has_tool_role:
+                pending.append(message.content)
+                continue
+            if pending:
+                text = self.dialect.show(pending)
+                found.append(Entry(role="user", content=Chunk(origin=observed, text=text)))
+                pending = []
+            if message is not None:
+                found.append(self._entry(message, tools, policy=policy, observed=observed))
+        return found
+
+    def _entry(self, message: Message, tools: Sequence[ToolView], *, policy: Origin, observed: Origin) -> Entry:
+        match message.role:
+            case "system":
+                content = Chunk(origin=Origin.PROMPT, level=Level.AUTHOR, text=message.content)
+                return Entry(role="system", content=content)
+            case "user" | "tool":
+                origin = Origin.PROMPT if message.role == "user" else observed
+                return Entry(role=message.role, content=Chunk(origin=origin, text=message.content))
+            case "assistant":
+                reasoning, content_text = _apart(message)
+                written = policy is Origin.CONTROLLER and bool(content_text)
+                text = content_text if written else join_calls(self.dialect, content_text, message.calls, tools)
+                return Entry(
+                    role="assistant",
+                    content=Chunk(origin=policy, level=Level.AUTHOR, text=text),
+                    reasoning=None if reasoning is None else Chunk(origin=policy, level=Level.AUTHOR, text=reasoning),
+                )
+
+    def _described(self, messages: Sequence[Message], tools: Sequence[ToolView]) -> list[Message]:
+        """Add the dialect's description to the system text, unless the template describes tools itself."""
+        found = list(messages)
+        text = "" if self.habits.describes_tools else self.dialect.describe(tools)
+        system = found.pop(0).content if found and found[0].role == "system" else ""
+        if text or system:
+            content = "\n\n".join(part for part in (system, text) if part)
+            if self.habits.has_system_role:
+                return [Message(role="system", content=content), *found]
+            if not found or found[0].role != "user":
+                raise RenderError("the template has no system role, so the first message must be a user's")
+            return [Message(role="user", content=f"{content}\n\n{found[0].content}"), *found[1:]]
+        return found
+
+    def _lay_out(self, entries: Sequence[Entry], tools: Sequence[ToolView]) -> Layout:
+        return lay_out(
+            self.template,
+            entries,
+            tools=tools if self.habits.describes_tools else (),
+            form=self.habits.reasoning_form,
+            generation_prompt=True,
+            guard=[token.content for token in self.tokenizer.added],
+        )
+
+    def _check_whole(self, chunks: Sequence[Chunk], pieces: Sequence[Piece]) -> None:
+        if any(chunk.level is not Level.TEMPLATE and self.tokenizer.spells_added(chunk.text) for chunk in chunks):
+            return
+        text = "".join(chunk.text for chunk in chunks)
+        ids = np.concatenate([piece.token_ids for piece in pieces]) if pieces else as_ints([])
+        whole = self.tokenizer.encode_whole(text)
+        if not np.array_equal(ids, whole) and self.tokenizer.decode(whole) == text:
+            raise RenderError(
+                "the pieces of the prompt encode differently from the whole string; this model's tokenizer "
+                "cannot be used with exact origins"
+            )
+
+    def _appends(self, before: Layout, after: Layout, entries: Sequence[Entry], last: int) -> bool:
+        """Whether the template leaves everything before the end of the last turn as it was."""
+        if not after.text.startswith(before.text):
+            return False
+        gap = after.text[len(before.text) : after.at(content_slot(last))]
+        return reasoning_slot(last) in gap if entries[last].reasoning is not None else not gap
+
+    def _append(self, token_ids: Ints, tail: Sequence[Chunk]) -> Extension:
+        pieces = list(self.tokenizer.encode_chunks(tail))
+        if not pieces or int(pieces[0].token_ids[0]) not in self.tokenizer.control_ids:
+            raise RenderError(
+                "the template ends a turn with plain text, so the ids after it depend on what was sampled. "
+                "Such a template cannot be continued exactly; use a model whose turns end with a control token."
+            )
+        first = int(pieces[0].token_ids[0])
+        sampled = int(token_ids[-1]) if token_ids.size else -1
+        rest = as_ints(pieces[0].token_ids[1:])
+        head = [Piece(origin=pieces[0].origin, token_ids=rest)] if rest.size else []
+        if sampled == first:
+            return Extension(pieces=(*head, *pieces[1:]))
+        if first == self.habits.end_id:
+            put_in = Piece(origin=Origin.FRAMEWORK, token_ids=as_ints([first]))
+            return Extension(pieces=(put_in, *head, *pieces[1:]))
+        if sampled in self.stop_ids:
+            return Extension(pieces=tuple(pieces), fork_at=int(token_ids.size) - 1)
+        return Extension(pieces=tuple(pieces))
+
+    def _fork(self, token_ids: Ints, entries: Sequence[Entry], last: int, tools: Sequence[ToolView]) -> Extension:
+        """The whole next context as the template says, keeping the ids of turns whose text it keeps."""
+        spliced = self._splice(token_ids, entries, last)
+        pieces = self.tokenizer.encode_chunks(self._lay_out(spliced, tools).chunks)
+        ids = np.concatenate([piece.token_ids for piece in pieces])
+        size = min(ids.size, token_ids.size)
+        differs = np.flatnonzero(ids[:size] != token_ids[:size])
+        shared = int(differs[0]) if differs.size else int(size)
+        first = next(index for index, entry in enumerate(entries) if entry.role == "assistant")
+        prompt = self.tokenizer.encode_chunks(self._lay_out(entries[:first], tools).chunks)
+        if shared < sum(piece.token_ids.size for piece in prompt) - self.habits.header_size:
+            raise RenderError(
+                "the history or the tools are not those the conversation was started with; "
+                f"only {shared} of {token_ids.size} ids are shared. Give `extend` the same system text and tools."
+            )
+        return Extension(pieces=_drop(pieces, shared), fork_at=shared)
+
+    def _splice(self, token_ids: Ints, entries: Sequence[Entry], last: int) -> list[Entry]:
+        """Put the sampled ids in place of every assistant text they decode to."""
+        ids = token_ids.tolist()
+        ends = [at for at, token in enumerate(ids) if token in self.stop_ids]
+        ends += [] if ends and ends[-1] == len(ids) - 1 else [len(ids)]
+        found, low = list(entries), 0
+        for index, entry in enumerate(entries[: last + 1]):
+            if entry.role != "assistant":
+                continue
+            for stop in (end for end in ends if end > low):
+                start = self._suffix(ids[low:stop], entry.content.text)
+                if start is not None:
+                    kept = tuple(ids[low + start : stop])
+                    found[index] = replace(entry, content=replace(entry.content, token_ids=kept))
+                    low = stop
+                    break
+        return found
+
+    def _suffix(self, ids: list[int], text: str) -> int | None:
+        """Start of the suffix of ``ids`` that decodes to ``text``."""
+        if not text or not self.tokenizer.decode(ids[-len(text) * 4 - 8 :]).endswith(text):
+            return None
+        for start in range(len(ids) - 1, -1, -1):
+            found = self.tokenizer.decode(ids[start:])
+            if found == text:
+                return start
+            if len(found) > len(text) + 8:
+                return None
+        return None
+
+
+def load_renderer(
+    folder: Path,
+    *,
+    dialect: Dialect,
+    thinking: bool | None = None,
+    history: Literal["template", "append"] = "template",
+    options: Mapping[str, bool | str] = MappingProxyType({}),
+) -> ChatRenderer:
+    """Make the renderer of a model folder.
+
+    Args:
+        folder: holds tokenizer.json, tokenizer_config.json, perhaps chat_template.jinja and generation_config.json.
+        dialect: how tools are called.
+        thinking: given to the template as ``enable_thinking``; None leaves its default.
+        history: what happens where the template rewrites earlier turns.
+        options: further variables of the template.
+
+    Raises:
+        RenderError: no chat template, a tokenizer that loses text, a template without exact boundaries.
+    """
+    tokenizer = load_tokenizer(folder)
+    asked = {**options} if thinking is None else {**options, "enable_thinking": thinking}
+    template = load_template(folder, variables=tokenizer.variables, options=asked)
+    habits = probe(template, tokenizer, dialect)
+    return ChatRenderer(tokenizer=tokenizer, template=template, dialect=dialect, habits=habits, history=history)
+
+
+def _apart(message: Message) -> tuple[str | None, str]:
+    """Thinking and answer of an assistant message whose content may be the whole turn as it was written."""
+    reasoning, content = message.reasoning, message.content
+    if reasoning is not None and content.strip("\n") == reasoning:
+        return reasoning, ""
+    found, rest = split_reasoning(content, opened=CLOSE in content)
+    if found is None:
+        return reasoning, content
+    return (found if reasoning is None else reasoning), rest or ""
+
+
+def _opaque(chunk: Chunk) -> Chunk:
+    """A content the template certainly shows, whatever the policy wrote."""
+    return chunk if chunk.text.strip() == chunk.text and chunk.text else replace(chunk, text=chunk.text.strip() or "x")
+
+
+def _drop(pieces: Sequence[Piece], count: int) -> tuple[Piece, ...]:
+    found = []
+    for piece in pieces:
+        kept = piece.token_ids[count:]
+        count = max(count - piece.token_ids.size, 0)
+        if kept.size:
+            found.append(Piece(origin=piece.origin, token_ids=as_ints(kept)))
+    return tuple(found)

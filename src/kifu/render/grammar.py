@@ -1,0 +1,105 @@
+"""Grammars over tokens: the finite set of calls a turn may be."""
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from types import MappingProxyType
+
+from kifu.errors import RenderError
+from kifu.records import Ints, Json, ToolCall, as_ints
+from kifu.render.contract import ToolView
+from kifu.render.dialects import Dialect
+from kifu.render.dialects.base import properties, required
+from kifu.render.tokenizer import ChatTokenizer, Level
+
+MAX_CALLS = 100_000
+
+_NOTHING = as_ints([])
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TokenTrie:
+    """Implements `Constraint`: exactly one of a finite set of token sequences."""
+
+    digest: str
+    """SHA-256 over the sorted sequences."""
+    _next: Mapping[tuple[int, ...], Ints] = field(repr=False)
+
+    def allowed(self, prefix: tuple[int, ...]) -> Ints | None:
+        """``[S]`` ids that continue ``prefix``; empty when it is complete.
+
+        Raises:
+            RenderError: no sequence begins so.
+        """
+        found = self._next.get(tuple(prefix))
+        if found is None:
+            raise RenderError(f"no sequence of the grammar begins with {list(prefix)[:16]}")
+        return found
+
+    @classmethod
+    def of(cls, sequences: Iterable[Sequence[int]]) -> "TokenTrie":
+        """Build from token sequences; none may be a prefix of another."""
+        whole = sorted({tuple(int(token) for token in sequence) for sequence in sequences})
+        if not whole or not whole[0]:
+            raise RenderError("a grammar needs at least one text, and no empty one")
+        children: dict[tuple[int, ...], set[int]] = {}
+        for sequence in whole:
+            for at, token in enumerate(sequence):
+                children.setdefault(sequence[:at], set()).add(token)
+        clash = next((sequence for sequence in whole if sequence in children), None)
+        if clash is not None:
+            raise RenderError(f"{list(clash)} is the beginning of another sequence; end every one with a stop token")
+        table = {prefix: as_ints(sorted(tokens)) for prefix, tokens in children.items()}
+        table.update(dict.fromkeys(whole, _NOTHING))
+        digest = hashlib.sha256(json.dumps(whole, separators=(",", ":")).encode()).hexdigest()
+        return cls(digest=digest, _next=MappingProxyType(table))
+
+    @classmethod
+    def build(cls, texts: Iterable[str], tokenizer: ChatTokenizer, *, end_id: int) -> "TokenTrie":
+        """Build from texts, each in the tokenizer's canonical encoding and ended by ``end_id``."""
+        return cls.of([*tokenizer.encode(text, Level.AUTHOR).tolist(), end_id] for text in texts)
+
+
+def call_texts(dialect: Dialect, tools: Sequence[ToolView], *, limit: int = MAX_CALLS) -> list[str]:
+    """Every text that is one call of one of the tools, in the dialect's own spelling.
+
+    Raises:
+        RenderError: no tools, a parameter without a finite set of values, or more than ``limit`` texts.
+    """
+    if not tools:
+        raise RenderError("a grammar needs at least one tool; the phase allows none")
+    size = 0
+    for tool in tools:
+        count = 1
+        for choices in _choices(tool).values():
+            count *= len(choices)
+        size += count
+    if size > limit:
+        raise RenderError(f"the tools have {size} different calls, at most {limit} can be listed. Narrow the choices.")
+    return sorted({dialect.format_call(call, tools) for tool in tools for call in _calls(tool)})
+
+
+def _calls(tool: ToolView) -> Iterator[ToolCall]:
+    choices = _choices(tool)
+    for values in product(*choices.values()):
+        given = {name: item[0] for name, item in zip(choices, values, strict=True) if item}
+        yield ToolCall(name=tool.name, arguments=given)
+
+
+def _choices(tool: ToolView) -> dict[str, list[tuple[Json, ...]]]:
+    """For each parameter its values, one-element tuples; the empty tuple leaves an optional parameter out."""
+    found: dict[str, list[tuple[Json, ...]]] = {}
+    for name, schema in properties(tool).items():
+        options = schema.get("enum")
+        if schema.get("type") == "boolean" and options is None:
+            options = [False, True]
+        if not isinstance(options, list) or not options:
+            raise RenderError(
+                f"tool `{tool.name}`, parameter `{name}`: any {schema.get('type', 'value')} is possible, so its calls "
+                "cannot be listed. Give it an `enum` (a Literal type), or decode without a grammar."
+            )
+        absent: list[tuple[Json, ...]] = [] if name in required(tool) or tool.command else [()]
+        found[name] = [*((option,) for option in options), *absent]
+    return found

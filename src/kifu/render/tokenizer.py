@@ -1,0 +1,323 @@
+"""Text to ids and back for one model folder, with a trust boundary around control tokens.
+
+A tokenizer's added tokens (``<|im_end|>``, ``<tool_call>``, ...) are recognised by us, and only in text that may hold
+them; everything between two of them is encoded by a second tokenizer that does not know them. Where no content spells
+an added token, the ids equal those of encoding the whole string at once.
+"""
+
+import hashlib
+import json
+import re
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import lru_cache
+from itertools import groupby
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer
+
+from kifu.errors import RenderError
+from kifu.records import Ints, Origin, as_ints
+from kifu.render.contract import Piece
+
+_PROBES = (
+    "Hello, world! 12345",
+    " leading and trailing  spaces ",
+    "line\n\nbreaks\r\n\ttabs",
+    "naïve Привет 棋譜 🙂👩‍🚀",
+    '{"tool": "get", "n": [1, 2.5e-3]}',
+)
+_VARIABLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+class Level(IntEnum):
+    """Which added tokens a stretch of text may turn into."""
+
+    DATA = 0
+    """None: observations and user text."""
+    AUTHOR = 1
+    """Those not marked special (``<think>``, ``<tool_call>``): system text and demonstrations."""
+    TEMPLATE = 2
+    """All: the chat template's own text."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """A stretch of rendered text, or ids already known."""
+
+    origin: Origin
+    level: Level = Level.DATA
+    text: str = ""
+    token_ids: tuple[int, ...] | None = None
+    """Taken as they are instead of encoding ``text``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Added:
+    """A token recognised as a whole string."""
+
+    id: int
+    content: str
+    is_special: bool
+    eats_left: bool
+    eats_right: bool
+
+
+class ChatTokenizer:
+    """The tokenizer of a model folder. Build it with `load_tokenizer`.
+
+    Args:
+        source: text of ``tokenizer.json``.
+        config: content of ``tokenizer_config.json``.
+        stop_ids: ids that end a turn by the model's generation config, besides the tokenizer's end token.
+    """
+
+    def __init__(self, *, source: str, config: Mapping[str, Any], stop_ids: Iterable[int] = ()) -> None:
+        self._full = Tokenizer.from_str(source)
+        self.variables: Mapping[str, str] = MappingProxyType(_variables(config))
+        unknown = {text for text in self.variables.values() if self._full.token_to_id(text) is not None}
+        known = {token.content for token in self._full.get_added_tokens_decoder().values()}
+        self._full.add_special_tokens([AddedToken(text, normalized=False) for text in sorted(unknown - known)])
+        _check_declared(self._full, config)
+        self.added = _added(self._full)
+        self.control_ids = frozenset(token.id for token in self.added)
+        self._matchers = {
+            Level.AUTHOR: _matcher([token for token in self.added if not token.is_special]),
+            Level.TEMPLATE: _matcher(list(self.added)),
+        }
+        self._plain = Tokenizer.from_str(_without_added(self._full.to_str()))
+        eos = self.token_id(self.variables.get("eos_token", ""))
+        self.stop_ids = tuple(sorted({*stop_ids} | ({eos} if eos is not None else set())))
+        self.digest = hashlib.sha256(
+            json.dumps([json.loads(self._full.to_str()), dict(self.variables), self.stop_ids], sort_keys=True).encode()
+        ).hexdigest()
+        self._is_writable = lru_cache(maxsize=65_536)(self._check_writable)
+        self._check_round_trip()
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of ids, added tokens included."""
+        return int(self._full.get_vocab_size(with_added_tokens=True))
+
+    def token_id(self, text: str) -> int | None:
+        """Id of a token by its text, or None."""
+        found: int | None = self._full.token_to_id(text) if text else None
+        return found
+
+    def spells_added(self, text: str) -> bool:
+        """Whether the text contains the spelling of an added token."""
+        return any(token.content in text for token in self.added)
+
+    def encode(self, text: str, level: Level = Level.DATA) -> Ints:
+        """Ids of a text. By default nothing in it becomes an added token, whatever it spells."""
+        return as_ints([token for token, _ in self._tokens([Chunk(origin=Origin.PROMPT, level=level, text=text)])])
+
+    def encode_whole(self, text: str) -> Ints:
+        """Ids by the model's own tokenizer, added tokens parsed wherever they are spelled: the reference."""
+        return as_ints(self._full.encode(text, add_special_tokens=False).ids)
+
+    def encode_chunks(self, chunks: Sequence[Chunk]) -> tuple[Piece, ...]:
+        """Ids of consecutive chunks with the origin of each.
+
+        Consecutive texts are encoded together, so that merges across their borders are those of the whole string. A
+        token that spans two origins is TEMPLATE when one of them is, else it has the first one.
+        """
+        tokens: list[tuple[int, Origin]] = []
+        for fixed, group in groupby(chunks, key=lambda chunk: chunk.token_ids is not None):
+            items = list(group)
+            if fixed:
+                tokens += [(token, chunk.origin) for chunk in items for token in chunk.token_ids or ()]
+            else:
+                tokens += self._tokens(items)
+        return tuple(
+            Piece(origin=origin, token_ids=as_ints([token for token, _ in group]))
+            for origin, group in groupby(tokens, key=lambda item: item[1])
+        )
+
+    def decode(self, token_ids: Sequence[int] | Ints) -> str:
+        """Text of ids, added tokens spelled out."""
+        text: str = self._full.decode([int(token) for token in token_ids], skip_special_tokens=False)
+        return text
+
+    def _tokens(self, chunks: Sequence[Chunk]) -> list[tuple[int, Origin]]:
+        chunks = [self._writable(chunk) for chunk in chunks if chunk.text]
+        text = "".join(chunk.text for chunk in chunks)
+        starts = [0]
+        for chunk in chunks:
+            starts.append(starts[-1] + len(chunk.text))
+        found: list[tuple[int, Origin]] = []
+        at = 0
+        for start, stop, token in self._matches(text, chunks):
+            found += self._segment(text, (at, start), chunks, starts)
+            found.append((token, chunks[bisect_right(starts, start) - 1].origin))
+            at = stop
+        return found + self._segment(text, (at, len(text)), chunks, starts)
+
+    def _matches(self, text: str, chunks: Sequence[Chunk]) -> list[tuple[int, int, int]]:
+        """Added tokens as (start, stop, id), each inside text that may hold it."""
+        by_content = {token.content: token for token in self.added}
+        found: list[tuple[int, int, int]] = []
+        at = 0
+        for level, group in groupby(chunks, key=lambda chunk: chunk.level):
+            run = "".join(chunk.text for chunk in group)
+            matcher = self._matchers.get(level)
+            for match in matcher.finditer(run) if matcher else ():
+                token = by_content[match.group()]
+                start, stop = at + match.start(), at + match.end()
+                if token.eats_left:
+                    start = max(len(text[:start].rstrip()), found[-1][1] if found else 0)
+                if token.eats_right:
+                    stop += len(text[stop:]) - len(text[stop:].lstrip())
+                if not found or start >= found[-1][1]:
+                    found.append((start, stop, token.id))
+            at += len(run)
+        return found
+
+    def _segment(
+        self, text: str, where: tuple[int, int], chunks: Sequence[Chunk], starts: Sequence[int]
+    ) -> list[tuple[int, Origin]]:
+        """Encode one stretch without added tokens and find each token's origin by its characters."""
+        begin, end = where
+        if begin >= end:
+            return []
+        encoding = self._plain.encode(text[begin:end], add_special_tokens=False)
+        found: list[tuple[int, Origin]] = []
+        for token, (first, last) in zip(encoding.ids, encoding.offsets, strict=True):
+            if token in self.control_ids:
+                if end - begin == 1:
+                    raise RenderError(f"the tokenizer writes the character {text[begin]!r} as a control token")
+                middle = begin + first + 1 if begin + first + 1 < end else end - 1
+                left = self._segment(text, (begin, middle), chunks, starts)
+                return left + self._segment(text, (middle, end), chunks, starts)
+            one = bisect_right(starts, begin + first) - 1
+            other = bisect_right(starts, max(begin + last - 1, begin + first)) - 1
+            origins = [chunk.origin for chunk in chunks[one : other + 1]]
+            found.append((token, Origin.TEMPLATE if Origin.TEMPLATE in origins else origins[0]))
+        return found
+
+    def _writable(self, chunk: Chunk) -> Chunk:
+        r"""Replace characters the vocabulary cannot write by visible escapes such as ``\x04``."""
+        ids = self._plain.encode(chunk.text, add_special_tokens=False).ids
+        if self._plain.decode(ids, skip_special_tokens=False) == chunk.text:
+            return chunk
+        bad = {char for char in set(chunk.text) if not self._is_writable(char)}
+        if bad and chunk.level is not Level.DATA:
+            raise RenderError(
+                f"the tokenizer drops {sorted(bad)[0]!r} from {chunk.origin} text; take the character out of it"
+            )
+        table = str.maketrans({char: char.encode("unicode_escape").decode() for char in bad})
+        return Chunk(origin=chunk.origin, level=chunk.level, text=chunk.text.translate(table))
+
+    def _check_writable(self, char: str) -> bool:
+        text = f"a{char}a"
+        ids = self._plain.encode(text, add_special_tokens=False).ids
+        return bool(self._plain.decode(ids, skip_special_tokens=False) == text)
+
+    def _check_round_trip(self) -> None:
+        for text in _PROBES:
+            found = self.decode(self.encode(text))
+            if found != text:
+                raise RenderError(
+                    f"the tokenizer drops ids: {text!r} comes back as {found!r}. "
+                    "A record needs a tokenizer that loses nothing; use another model."
+                )
+        for token in self.added:
+            if self.decode([token.id]) != token.content:
+                raise RenderError(
+                    f"added token {token.content!r} (id {token.id}) decodes to {self.decode([token.id])!r}"
+                )
+        text = "".join(token.content + _PROBES[0] for token in self.added)
+        if self.encode(text, Level.TEMPLATE).tolist() != self.encode_whole(text).tolist():
+            raise RenderError(
+                "the tokenizer encodes a piece differently from the whole string, so origins are not exact"
+            )
+
+
+def load_tokenizer(folder: Path) -> ChatTokenizer:
+    """Load the tokenizer of a model folder: tokenizer.json, tokenizer_config.json, generation_config.json.
+
+    Raises:
+        RenderError: a file is missing or malformed, or the tokenizer loses text.
+    """
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise RenderError(f"{folder}: no tokenizer.json. Convert the tokenizer to the fast format first.")
+    stops: list[int] = []
+    for name in ("generation_config.json", "config.json"):
+        eos = read_json(folder / name).get("eos_token_id")
+        stops += [eos] if isinstance(eos, int) else eos if isinstance(eos, list) else []
+        if stops:
+            break
+    try:
+        source = path.read_text(encoding="utf-8")
+        return ChatTokenizer(source=source, config=read_json(folder / "tokenizer_config.json"), stop_ids=stops)
+    except (ValueError, KeyError, TypeError) as cause:
+        raise RenderError(f"{path}: not a readable tokenizer: {cause}") from cause
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object; a missing file is an empty one."""
+    if not path.is_file():
+        return {}
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as cause:
+        raise RenderError(f"{path}: not JSON: {cause}") from cause
+    if not isinstance(found, dict):
+        raise RenderError(f"{path}: found {type(found).__name__}, expected a JSON object")
+    return found
+
+
+def _variables(config: Mapping[str, Any]) -> dict[str, str]:
+    found = {}
+    for name in _VARIABLES:
+        value = config.get(name)
+        text = value.get("content") if isinstance(value, dict) else value
+        if isinstance(text, str) and text:
+            found[name] = text
+    return found
+
+
+def _check_declared(full: Tokenizer, config: Mapping[str, Any]) -> None:
+    for number, token in dict(config.get("added_tokens_decoder") or {}).items():
+        content = token.get("content") if isinstance(token, dict) else None
+        if isinstance(content, str) and full.token_to_id(content) != int(number):
+            raise RenderError(
+                f"tokenizer_config.json declares {content!r} as id {number}, tokenizer.json has "
+                f"{full.token_to_id(content)}. The two files do not belong together."
+            )
+
+
+def _added(full: Tokenizer) -> tuple[Added, ...]:
+    found = []
+    for number, token in sorted(full.get_added_tokens_decoder().items()):
+        if token.single_word:
+            raise RenderError(f"added token {token.content!r} matches whole words only; this is not supported")
+        found.append(
+            Added(
+                id=number,
+                content=token.content,
+                is_special=token.special,
+                eats_left=token.lstrip,
+                eats_right=token.rstrip,
+            )
+        )
+    return tuple(found)
+
+
+def _matcher(tokens: Sequence[Added]) -> re.Pattern[str] | None:
+    contents = sorted((token.content for token in tokens), key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, contents))) if contents else None
+
+
+def _without_added(source: str) -> str:
+    parts = json.loads(source)
+    parts["added_tokens"] = []
+    parts["post_processor"] = None
+    parts["truncation"] = None
+    parts["padding"] = None
+    return json.dumps(parts)
