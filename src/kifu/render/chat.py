@@ -13,12 +13,13 @@ from kifu.errors import RenderError
 from kifu.policy import Constraint
 from kifu.records import Ints, Origin, ToolCall, as_ints
 from kifu.render.contract import Digests, Extension, Message, Parsed, Piece, ToolView
+from kifu.render.conversation import Conversation, splice
 from kifu.render.dialects import Dialect, join_calls
 from kifu.render.grammar import TokenTrie, call_texts
 from kifu.render.layout import Entry, Layout, content_slot, lay_out, reasoning_slot
 from kifu.render.probes import Habits, probe
 from kifu.render.template import ChatTemplate, load_template
-from kifu.render.thinking import CLOSE, split_reasoning
+from kifu.render.thinking import split_reasoning
 from kifu.render.tokenizer import ChatTokenizer, Chunk, Level, load_tokenizer
 
 _CACHE = 64
@@ -57,7 +58,7 @@ class ChatRenderer:
 
         Where no content spells a control token the ids equal those of the whole rendered string.
         """
-        entries = self._entries(messages, tools, policy=Origin.PROMPT, observed=Origin.PROMPT)
+        entries = self._conversation(policy=Origin.PROMPT, observed=Origin.PROMPT).entries(messages, tools)
         chunks = self._lay_out(entries, tools).chunks
         pieces = self.tokenizer.encode_chunks(chunks)
         self._check_whole(chunks, pieces)
@@ -82,9 +83,8 @@ class ChatRenderer:
         """
         if not history or history[-1].role != "assistant":
             raise RenderError("the conversation must end with the policy's turn before results can be shown")
-        last = len(history) - 1
         shown = [*history, *(Message(role="tool", content=text) for text in results)]
-        entries = self._entries(shown, tools, policy=Origin.CONTROLLER, observed=Origin.ENVIRONMENT)
+        entries = self._conversation(policy=Origin.CONTROLLER, observed=Origin.ENVIRONMENT).entries(shown, tools)
         last = max(index for index, entry in enumerate(entries) if entry.role == "assistant")
         entries[last] = replace(entries[last], content=_opaque(entries[last].content))
         after = self._lay_out(entries, tools)
@@ -128,55 +128,8 @@ class ChatRenderer:
     def _end(self) -> int:
         return self.habits.end_id if self.habits.end_id is not None else self.stop_ids[0]
 
-    def _entries(
-        self, messages: Sequence[Message], tools: Sequence[ToolView], *, policy: Origin, observed: Origin
-    ) -> list[Entry]:
-        """Messages as the template takes them: calls written out, tools described, results in the right role."""
-        found: list[Entry] = []
-        pending: list[str] = []
-        for message in [*self._described(messages, tools), None]:
-            if message is not None and message.role == "tool" and not self.habits.has_tool_role:
-                pending.append(message.content)
-                continue
-            if pending:
-                text = self.dialect.show(pending)
-                found.append(Entry(role="user", content=Chunk(origin=observed, text=text)))
-                pending = []
-            if message is not None:
-                found.append(self._entry(message, tools, policy=policy, observed=observed))
-        return found
-
-    def _entry(self, message: Message, tools: Sequence[ToolView], *, policy: Origin, observed: Origin) -> Entry:
-        match message.role:
-            case "system":
-                content = Chunk(origin=Origin.PROMPT, level=Level.AUTHOR, text=message.content)
-                return Entry(role="system", content=content)
-            case "user" | "tool":
-                origin = Origin.PROMPT if message.role == "user" else observed
-                return Entry(role=message.role, content=Chunk(origin=origin, text=message.content))
-            case "assistant":
-                reasoning, content_text = _apart(message)
-                written = policy is Origin.CONTROLLER and bool(content_text)
-                text = content_text if written else join_calls(self.dialect, content_text, message.calls, tools)
-                return Entry(
-                    role="assistant",
-                    content=Chunk(origin=policy, level=Level.AUTHOR, text=text),
-                    reasoning=None if reasoning is None else Chunk(origin=policy, level=Level.AUTHOR, text=reasoning),
-                )
-
-    def _described(self, messages: Sequence[Message], tools: Sequence[ToolView]) -> list[Message]:
-        """Add the dialect's description to the system text, unless the template describes tools itself."""
-        found = list(messages)
-        text = "" if self.habits.describes_tools else self.dialect.describe(tools)
-        system = found.pop(0).content if found and found[0].role == "system" else ""
-        if text or system:
-            content = "\n\n".join(part for part in (system, text) if part)
-            if self.habits.has_system_role:
-                return [Message(role="system", content=content), *found]
-            if not found or found[0].role != "user":
-                raise RenderError("the template has no system role, so the first message must be a user's")
-            return [Message(role="user", content=f"{content}\n\n{found[0].content}"), *found[1:]]
-        return found
+    def _conversation(self, *, policy: Origin, observed: Origin) -> Conversation:
+        return Conversation(habits=self.habits, dialect=self.dialect, policy=policy, observed=observed)
 
     def _lay_out(self, entries: Sequence[Entry], tools: Sequence[ToolView]) -> Layout:
         return lay_out(
@@ -229,8 +182,8 @@ class ChatRenderer:
 
     def _fork(self, token_ids: Ints, entries: Sequence[Entry], last: int, tools: Sequence[ToolView]) -> Extension:
         """The whole next context as the template says, keeping the ids of turns whose text it keeps."""
-        spliced = self._splice(token_ids, entries, last)
-        pieces = self.tokenizer.encode_chunks(self._lay_out(spliced, tools).chunks)
+        kept = splice(self.tokenizer, token_ids, entries[: last + 1], stop_ids=self.stop_ids)
+        pieces = self.tokenizer.encode_chunks(self._lay_out([*kept, *entries[last + 1 :]], tools).chunks)
         ids = np.concatenate([piece.token_ids for piece in pieces])
         size = min(ids.size, token_ids.size)
         differs = np.flatnonzero(ids[:size] != token_ids[:size])
@@ -243,36 +196,6 @@ class ChatRenderer:
                 f"only {shared} of {token_ids.size} ids are shared. Give `extend` the same system text and tools."
             )
         return Extension(pieces=_drop(pieces, shared), fork_at=shared)
-
-    def _splice(self, token_ids: Ints, entries: Sequence[Entry], last: int) -> list[Entry]:
-        """Put the sampled ids in place of every assistant text they decode to."""
-        ids = token_ids.tolist()
-        ends = [at for at, token in enumerate(ids) if token in self.stop_ids]
-        ends += [] if ends and ends[-1] == len(ids) - 1 else [len(ids)]
-        found, low = list(entries), 0
-        for index, entry in enumerate(entries[: last + 1]):
-            if entry.role != "assistant":
-                continue
-            for stop in (end for end in ends if end > low):
-                start = self._suffix(ids[low:stop], entry.content.text)
-                if start is not None:
-                    kept = tuple(ids[low + start : stop])
-                    found[index] = replace(entry, content=replace(entry.content, token_ids=kept))
-                    low = stop
-                    break
-        return found
-
-    def _suffix(self, ids: list[int], text: str) -> int | None:
-        """Start of the suffix of ``ids`` that decodes to ``text``."""
-        if not text or not self.tokenizer.decode(ids[-len(text) * 4 - 8 :]).endswith(text):
-            return None
-        for start in range(len(ids) - 1, -1, -1):
-            found = self.tokenizer.decode(ids[start:])
-            if found == text:
-                return start
-            if len(found) > len(text) + 8:
-                return None
-        return None
 
 
 def load_renderer(
@@ -300,17 +223,6 @@ def load_renderer(
     template = load_template(folder, variables=tokenizer.variables, options=asked)
     habits = probe(template, tokenizer, dialect)
     return ChatRenderer(tokenizer=tokenizer, template=template, dialect=dialect, habits=habits, history=history)
-
-
-def _apart(message: Message) -> tuple[str | None, str]:
-    """Thinking and answer of an assistant message whose content may be the whole turn as it was written."""
-    reasoning, content = message.reasoning, message.content
-    if reasoning is not None and content.strip("\n") == reasoning:
-        return reasoning, ""
-    found, rest = split_reasoning(content, opened=CLOSE in content)
-    if found is None:
-        return reasoning, content
-    return (found if reasoning is None else reasoning), rest or ""
 
 
 def _opaque(chunk: Chunk) -> Chunk:
