@@ -88,9 +88,9 @@ class ChatRenderer:
         last = max(index for index, entry in enumerate(entries) if entry.role == "assistant")
         entries[last] = replace(entries[last], content=_opaque(entries[last].content))
         after = self._lay_out(entries, tools)
-        if self.history == "append" or self._appends(self._lay_out(entries[:last], tools), after, entries, last):
+        if self.history == "append" or _appends(self._lay_out(entries[:last], tools), after, entries[last], last=last):
             return self._append(token_ids, after.after(content_slot(last)))
-        return self._fork(token_ids, entries, last, tools)
+        return self._fork(token_ids, entries, last=last, tools=tools)
 
     def parse(self, token_ids: Ints, tools: Sequence[ToolView]) -> Parsed:
         """Read a turn's ids: the end token is dropped, thinking set apart, the rest read by the dialect."""
@@ -121,7 +121,7 @@ class ChatRenderer:
 
     def compose(self, calls: Sequence[ToolCall], tools: Sequence[ToolView]) -> Ints:
         """Ids of a turn that makes ``calls`` in the canonical encoding, end-of-turn token included."""
-        text = join_calls(self.dialect, "", calls, tools)
+        text = join_calls(self.dialect, "", calls=calls, tools=tools)
         return as_ints([*self.tokenizer.encode(text, Level.AUTHOR).tolist(), self._end])
 
     @property
@@ -153,13 +153,6 @@ class ChatRenderer:
                 "cannot be used with exact origins"
             )
 
-    def _appends(self, before: Layout, after: Layout, entries: Sequence[Entry], last: int) -> bool:
-        """Whether the template leaves everything before the end of the last turn as it was."""
-        if not after.text.startswith(before.text):
-            return False
-        gap = after.text[len(before.text) : after.at(content_slot(last))]
-        return reasoning_slot(last) in gap if entries[last].reasoning is not None else not gap
-
     def _append(self, token_ids: Ints, tail: Sequence[Chunk]) -> Extension:
         pieces = list(self.tokenizer.encode_chunks(tail))
         if not pieces or int(pieces[0].token_ids[0]) not in self.tokenizer.control_ids:
@@ -180,7 +173,7 @@ class ChatRenderer:
             return Extension(pieces=tuple(pieces), fork_at=int(token_ids.size) - 1)
         return Extension(pieces=tuple(pieces))
 
-    def _fork(self, token_ids: Ints, entries: Sequence[Entry], last: int, tools: Sequence[ToolView]) -> Extension:
+    def _fork(self, token_ids: Ints, entries: Sequence[Entry], *, last: int, tools: Sequence[ToolView]) -> Extension:
         """The whole next context as the template says, keeping the ids of turns whose text it keeps."""
         kept = splice(self.tokenizer, token_ids, entries[: last + 1], stop_ids=self.stop_ids)
         pieces = self.tokenizer.encode_chunks(self._lay_out([*kept, *entries[last + 1 :]], tools).chunks)
@@ -223,6 +216,21 @@ def load_renderer(
     template = load_template(folder, variables=tokenizer.variables, options=asked)
     habits = probe(template, tokenizer, dialect)
     return ChatRenderer(tokenizer=tokenizer, template=template, dialect=dialect, habits=habits, history=history)
+
+
+def _appends(before: Layout, after: Layout, turn: Entry, *, last: int) -> bool:
+    """Whether the template leaves everything before the end of the last turn as it was.
+
+    Args:
+        before: the prompt of the last turn.
+        after: the prompt of the next turn.
+        turn: the last turn.
+        last: its index among the messages.
+    """
+    if not after.text.startswith(before.text):
+        return False
+    gap = after.text[len(before.text) : after.at(content_slot(last))]
+    return reasoning_slot(last) in gap if turn.reasoning is not None else not gap
 
 
 def _opaque(chunk: Chunk) -> Chunk:

@@ -54,7 +54,7 @@ class Conversation:
         reasoning, text = _apart(message)
         # What the policy wrote holds its calls already, in its own spelling.
         if self.policy is not Origin.CONTROLLER or not text:
-            text = join_calls(self.dialect, text, message.calls, tools)
+            text = join_calls(self.dialect, text, calls=message.calls, tools=tools)
         return Entry(
             role="assistant",
             content=Chunk(origin=self.policy, level=Level.AUTHOR, text=text),

@@ -116,10 +116,10 @@ def lay_out(
             tools=schemas,
             generation_prompt=generation_prompt,
         )
-    return _assemble(text, bare, contents, entries)
+    return _assemble(text, bare, contents=contents, entries=entries)
 
 
-def _assemble(text: str, bare: str, contents: dict[str, Chunk], entries: Sequence[Entry]) -> Layout:
+def _assemble(text: str, bare: str, *, contents: dict[str, Chunk], entries: Sequence[Entry]) -> Layout:
     """Put contents in; white space the template kept around a content belongs to the content."""
     margins = {}
     for index, entry in enumerate(entries):

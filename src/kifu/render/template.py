@@ -98,8 +98,9 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         """The ``~`` operator."""
         return _check_size("".join(map(str, parts)))
 
-    def call_binop(self, context: Context, operator: str, left: object, right: object) -> object:
+    def call_binop(self, context: Context, operator: str, *operands: object, **named: object) -> object:
         """Compute left operator right, unless the result would be huge."""
+        left, right = operands
         if operator == "%" and isinstance(left, str):
             raise jinja2.TemplateRuntimeError("string formatting with % is not allowed in a chat template")
         if operator == "**" and not (_is_small(left, MAX_RANGE) and _is_small(right, 64)):
@@ -108,7 +109,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
             for one, other in ((left, right), (right, left)):
                 if isinstance(one, str | list | tuple) and isinstance(other, int) and len(one) * other > MAX_CHARS:
                     raise jinja2.TemplateRuntimeError(f"a repetition of {other} is too large")
-        return _check_size(super().call_binop(context, operator, left, right))
+        return _check_size(super().call_binop(context, operator, left, right, **named))
 
     def call(self, context: Context, obj: Callable[..., object], *args: object, **kwargs: object) -> object:
         """Call a function or method a template names."""
@@ -272,6 +273,7 @@ def _tojson(
     value: object,
     ensure_ascii: bool = False,
     indent: int | None = None,
+    *,
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
-from itertools import groupby
+from itertools import accumulate, groupby
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -65,6 +65,22 @@ class Added:
     is_special: bool
     eats_left: bool
     eats_right: bool
+
+
+class _Text:
+    """Consecutive chunks as one string."""
+
+    def __init__(self, chunks: Sequence[Chunk]) -> None:
+        self.chunks = chunks
+        self.whole = "".join(chunk.text for chunk in chunks)
+        self._starts = list(accumulate((len(chunk.text) for chunk in chunks), initial=0))
+
+    def origin(self, start: int, stop: int) -> Origin:
+        """Origin of the characters from ``start`` to ``stop``; TEMPLATE where one of several is."""
+        one = bisect_right(self._starts, start) - 1
+        other = bisect_right(self._starts, max(stop - 1, start)) - 1
+        origins = [chunk.origin for chunk in self.chunks[one : other + 1]]
+        return Origin.TEMPLATE if Origin.TEMPLATE in origins else origins[0]
 
 
 class ChatTokenizer:
@@ -144,59 +160,50 @@ class ChatTokenizer:
         return text
 
     def _tokens(self, chunks: Sequence[Chunk]) -> list[tuple[int, Origin]]:
-        chunks = [self._writable(chunk) for chunk in chunks if chunk.text]
-        text = "".join(chunk.text for chunk in chunks)
-        starts = [0]
-        for chunk in chunks:
-            starts.append(starts[-1] + len(chunk.text))
+        text = _Text([self._writable(chunk) for chunk in chunks if chunk.text])
         found: list[tuple[int, Origin]] = []
         at = 0
-        for start, stop, token in self._matches(text, chunks):
-            found += self._segment(text, (at, start), chunks, starts)
-            found.append((token, chunks[bisect_right(starts, start) - 1].origin))
+        for start, stop, token in self._matches(text):
+            found += self._segment(text, at, start)
+            found.append((token, text.origin(start, start + 1)))
             at = stop
-        return found + self._segment(text, (at, len(text)), chunks, starts)
+        return found + self._segment(text, at, len(text.whole))
 
-    def _matches(self, text: str, chunks: Sequence[Chunk]) -> list[tuple[int, int, int]]:
+    def _matches(self, text: "_Text") -> list[tuple[int, int, int]]:
         """Added tokens as (start, stop, id), each inside text that may hold it."""
         by_content = {token.content: token for token in self.added}
         found: list[tuple[int, int, int]] = []
         at = 0
-        for level, group in groupby(chunks, key=lambda chunk: chunk.level):
+        for level, group in groupby(text.chunks, key=lambda chunk: chunk.level):
             run = "".join(chunk.text for chunk in group)
             matcher = self._matchers.get(level)
             for match in matcher.finditer(run) if matcher else ():
                 token = by_content[match.group()]
                 start, stop = at + match.start(), at + match.end()
+                low = found[-1][1] if found else 0
                 if token.eats_left:
-                    start = max(len(text[:start].rstrip()), found[-1][1] if found else 0)
+                    start = max(len(text.whole[:start].rstrip()), low)
                 if token.eats_right:
-                    stop += len(text[stop:]) - len(text[stop:].lstrip())
-                if not found or start >= found[-1][1]:
+                    stop += len(text.whole[stop:]) - len(text.whole[stop:].lstrip())
+                if start >= low:
                     found.append((start, stop, token.id))
             at += len(run)
         return found
 
-    def _segment(
-        self, text: str, where: tuple[int, int], chunks: Sequence[Chunk], starts: Sequence[int]
-    ) -> list[tuple[int, Origin]]:
+    def _segment(self, text: "_Text", begin: int, end: int) -> list[tuple[int, Origin]]:
         """Encode one stretch without added tokens and find each token's origin by its characters."""
-        begin, end = where
         if begin >= end:
             return []
-        encoding = self._plain.encode(text[begin:end], add_special_tokens=False)
+        encoding = self._plain.encode(text.whole[begin:end], add_special_tokens=False)
         found: list[tuple[int, Origin]] = []
         for token, (first, last) in zip(encoding.ids, encoding.offsets, strict=True):
             if token in self.control_ids:
+                # The vocabulary itself spells a control token: break the spelling after its first character.
                 if end - begin == 1:
-                    raise RenderError(f"the tokenizer writes the character {text[begin]!r} as a control token")
-                middle = begin + first + 1 if begin + first + 1 < end else end - 1
-                left = self._segment(text, (begin, middle), chunks, starts)
-                return left + self._segment(text, (middle, end), chunks, starts)
-            one = bisect_right(starts, begin + first) - 1
-            other = bisect_right(starts, max(begin + last - 1, begin + first)) - 1
-            origins = [chunk.origin for chunk in chunks[one : other + 1]]
-            found.append((token, Origin.TEMPLATE if Origin.TEMPLATE in origins else origins[0]))
+                    raise RenderError(f"the tokenizer writes the character {text.whole[begin]!r} as a control token")
+                middle = min(begin + first + 1, end - 1)
+                return self._segment(text, begin, middle) + self._segment(text, middle, end)
+            found.append((token, text.origin(begin + first, begin + last)))
         return found
 
     def _writable(self, chunk: Chunk) -> Chunk:

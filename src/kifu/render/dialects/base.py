@@ -49,14 +49,14 @@ def failed(text: str, why: str) -> Parsed:
     return Parsed(text=text, error=why)
 
 
-def join_calls(dialect: Dialect, content: str, calls: Sequence[ToolCall], tools: Sequence[ToolView]) -> str:
+def join_calls(dialect: Dialect, content: str, *, calls: Sequence[ToolCall], tools: Sequence[ToolView]) -> str:
     """Text of an assistant message composed from calls; content that already holds them is left alone."""
     written = [dialect.format_call(call, tools) for call in calls]
     missing = [text for text in written if text not in content]
     return "\n".join(([content] if content else []) + missing) if missing else content
 
 
-def check_round_trip(dialect: Dialect, text: str, call: ToolCall, tools: Sequence[ToolView]) -> str:
+def check_round_trip(dialect: Dialect, text: str, *, call: ToolCall, tools: Sequence[ToolView]) -> str:
     """Return ``text`` if it reads back as ``call``."""
     found = dialect.parse(text, tools)
     if [(item.name, dict(item.arguments)) for item in found.calls] != [(call.name, dict(call.arguments))]:

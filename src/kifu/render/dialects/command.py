@@ -49,7 +49,7 @@ class Command:
         """Fill the tool's template."""
         for tool in tools:
             if tool.name == call.name:
-                return check_round_trip(self, fill(tool, dict(call.arguments)), call, tools)
+                return check_round_trip(self, fill(tool, dict(call.arguments)), call=call, tools=tools)
         raise RenderError(f"{self.name} cannot write a call of `{call.name}`: it is not among the tools")
 
     def show(self, results: Sequence[str]) -> str:

@@ -52,7 +52,7 @@ class Hermes:
 
     def format_call(self, call: ToolCall, tools: Sequence[ToolView]) -> str:
         """Write one block."""
-        return check_round_trip(self, write(call), call, tools)
+        return check_round_trip(self, write(call), call=call, tools=tools)
 
     def show(self, results: Sequence[str]) -> str:
         """One ``<tool_response>`` block for each result."""

@@ -48,7 +48,7 @@ class JsonCall:
 
     def format_call(self, call: ToolCall, tools: Sequence[ToolView]) -> str:
         """Write the short form, or the long one where a parameter's name would be mistaken."""
-        return check_round_trip(self, write(call), call, tools)
+        return check_round_trip(self, write(call), call=call, tools=tools)
 
     def show(self, results: Sequence[str]) -> str:
         """Results one below the other."""
