@@ -5,17 +5,16 @@ Axes: ``T`` tokens of a whole context, ``N`` new or scored tokens, ``S`` ids of 
 Every implementation of `Sampler` and `Trainer` passes ``kifu.testing.check_sampler`` and ``check_trainer``.
 """
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
-import numpy as np
 import numpy.typing as npt
 
 from kifu.errors import RecordError
 from kifu.records.tokens import Bools, Floats, Ints, Sampling, Support
 from kifu.records.turns import Finish
+from kifu.records.weights import weights_digest
 
 
 class Constraint(Protocol):
@@ -119,13 +118,7 @@ class Weights:
 
     def digest(self) -> str:
         """SHA-256 over names, dtypes, shapes and bytes, in the order of the names."""
-        found = hashlib.sha256()
-        for name in sorted(self.tensors):
-            array = np.ascontiguousarray(self.tensors[name])
-            dtype = "bfloat16" if name in self.bfloat16 else str(array.dtype)
-            found.update(f"{name}|{dtype}|{','.join(map(str, array.shape))}|".encode())
-            found.update(array.data.cast("B") if array.size else b"")
-        return found.hexdigest()
+        return weights_digest(self.tensors, self.bfloat16)
 
 
 class Scorer(Protocol):
