@@ -16,6 +16,7 @@ KifuError
 ├── RenderError             a conversation that cannot be turned into tokens exactly
 ├── NoSignalError           several steps in a row without an informative group
 ├── FailureRateError        the environment fails more often than the experiment allows
+├── InterruptedRun          stopped by its user; everything accepted is kept and `kifu resume` goes on
 └── BoundaryError           a failure attributed to the room that was called
     ├── EnvironmentFailure  reset or step raised, hung or returned nonsense
     ├── ToolFailure         the tool service broke (a tool's own failure is an observation)
@@ -104,6 +105,12 @@ class FailureRateError(KifuError):
     """The environment fails more often than the experiment allows."""
 
     exit_code = 3
+
+
+class InterruptedRun(KifuError):
+    """Stopped by its user; everything accepted is kept."""
+
+    exit_code = 130
 
 
 class BoundaryError(KifuError):

@@ -36,6 +36,14 @@ class Script:
     calls: tuple[ToolCall, ...]
 
 
+def tool_views(specs: Sequence[ToolSpec]) -> tuple[ToolView, ...]:
+    """The environment's tools as a renderer takes them."""
+    return tuple(
+        ToolView(name=spec.name, description=spec.description, parameters=spec.parameters, command=spec.command)
+        for spec in specs
+    )
+
+
 class _Written(NamedTuple):
     token_ids: Ints
     finish: Finish
@@ -117,10 +125,7 @@ class Session:
             self.builder.append(piece.origin, piece.token_ids, turn=0)
 
     def _views(self) -> tuple[ToolView, ...]:
-        return tuple(
-            ToolView(name=spec.name, description=spec.description, parameters=spec.parameters, command=spec.command)
-            for spec in self._guard.tools()
-        )
+        return tool_views(self._guard.tools())
 
     def _end(self, reason: StopReason, detail: str = "") -> None:
         if self.outcome is None:
@@ -272,7 +277,7 @@ class Session:
         assert turn is not None, "an agent shows observations after it let the policy write"
         ids = self.builder.ids
         ended = bool(ids.size) and int(ids[-1]) in self._setting.renderer.stop_ids
-        extension = self._setting.renderer.extend(ids, self._history, texts, ended=ended)
+        extension = self._setting.renderer.extend(ids, self._history, texts, ended=ended, tools=self._views())
         if extension.fork_at is not None:
             turn.events.append(Event(kind="context.fork", detail={"at": extension.fork_at, "by": "template"}))
             self.builder = self.builder.fork(extension.fork_at)

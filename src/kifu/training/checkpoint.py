@@ -31,8 +31,10 @@ class Mark:
     """Digest of the last manifest line, so that a cut tail is found."""
     plan_head: str
     """Digest of the last plan line."""
-    stalled: int = 0
+    stalled: int
     """Steps in a row without an informative group."""
+    ledger: Mapping[str, Any]
+    """The next step's, opened."""
 
 
 def save_checkpoint(folder: Path, mark: Mark, state: Mapping[str, Any]) -> Path:

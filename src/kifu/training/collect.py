@@ -1,13 +1,14 @@
 """Collecting groups: which rollouts a step needs, which the record already has, and the rest run concurrently."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from kifu.envs import Task
 from kifu.policy import Sampler
 from kifu.records import Group, Purpose, RolloutKey, TaskRef, Trajectory
+from kifu.records.ledger import Count
 from kifu.rollout import Script, Setting, run_rollout
 from kifu.training.tasks import TaskSource
 
@@ -20,17 +21,37 @@ Demonstrate = Callable[[Task, int], Script]
 """(task, seed) to a demonstrator's script."""
 
 
-@dataclass(slots=True, kw_only=True)
-class InFlight:
-    """Attempts begun and not yet accepted, for the ledger."""
+class Books:
+    """Counts attempts and sampled tokens at their source, for the ledger: what was started, what is still held."""
 
-    started: int = 0
-    accepted: int = 0
+    def __init__(self) -> None:
+        self._open: dict[str, int] = {}
+        self._started = Count()
+
+    def begin(self, attempt: str) -> None:
+        """An attempt starts; its tokens are booked when it is accepted."""
+        self._open[attempt] = 0
+        self._started += Count(attempts=1)
+
+    def accepted(self, trajectory: Trajectory) -> None:
+        """An attempt is durable."""
+        self._open[trajectory.id] = trajectory.sampled_tokens
+        self._started += Count(tokens=trajectory.sampled_tokens)
+
+    def take_started(self) -> Count:
+        """What was started since the last time this was asked."""
+        found, self._started = self._started, Count()
+        return found
+
+    def close(self, attempts: Iterable[str]) -> None:
+        """Attempts leave the flight into a bucket."""
+        for attempt in attempts:
+            del self._open[attempt]
 
     @property
-    def now(self) -> int:
-        """Attempts under way."""
-        return self.started - self.accepted
+    def in_flight(self) -> Count:
+        """What is held: attempts under way, and accepted ones that no step has closed."""
+        return Count(attempts=len(self._open), tokens=sum(self._open.values()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -43,7 +64,7 @@ class Collector:
     accept: Accept
     seed: int
     """Of the run."""
-    in_flight: InFlight
+    books: Books
 
     async def training_groups(
         self, step: int, *, prompts: int, size: int, first: int, have: Mapping[str, Trajectory]
@@ -76,16 +97,21 @@ class Collector:
         return await _all([one(index) for index in range(tasks)])
 
     async def demonstrations(
-        self, step: int, *, traces: int, first: int, demonstrate: Demonstrate, have: Mapping[str, Trajectory]
+        self,
+        step: int,
+        *,
+        traces: int,
+        first: int,
+        task_at: Callable[[int], Task],
+        demonstrate: Demonstrate,
+        have: Mapping[str, Trajectory],
     ) -> list[Group]:
         """Scripted traces, one a task; each a group of its own."""
 
         async def one(index: int) -> Group:
-            task = self.tasks.training(first + index)
+            task = task_at(first + index)
             key = RolloutKey(seed=self.seed, step=step, group=index, member=0, purpose=Purpose.DEMONSTRATION)
-            found = have.get(key.id)
-            if found is None:
-                found = await self._run(key, task, demonstrate(task, self.seed))
+            found = await self._run(key, task, writer=demonstrate(task, self.seed), have=have)
             return Group(task=found.task, members=(found,))
 
         return await _all([one(index) for index in range(traces)])
@@ -102,17 +128,20 @@ class Collector:
     ) -> Group:
         async def member(index: int) -> Trajectory:
             key = RolloutKey(seed=self.seed, step=step, group=group, member=index, purpose=purpose)
-            found = have.get(key.id)
-            return found if found is not None else await self._run(key, task, self.sampler)
+            return await self._run(key, task, writer=self.sampler, have=have)
 
         members = await _all([member(index) for index in range(size)])
         return Group(task=TaskRef(id=task.id, family=task.family, split=task.split), members=tuple(members))
 
-    async def _run(self, key: RolloutKey, task: Task, writer: Sampler | Script) -> Trajectory:
-        self.in_flight.started += 1
-        trajectory = await run_rollout(self.setting, writer=writer, key=key, task=task)
-        await self.accept(trajectory)
-        self.in_flight.accepted += 1
+    async def _run(
+        self, key: RolloutKey, task: Task, *, writer: Sampler | Script, have: Mapping[str, Trajectory]
+    ) -> Trajectory:
+        self.books.begin(key.id)
+        trajectory = have.get(key.id)
+        if trajectory is None:
+            trajectory = await run_rollout(self.setting, writer=writer, key=key, task=task)
+            await self.accept(trajectory)
+        self.books.accepted(trajectory)
         return trajectory
 
 

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias, cast
 
 from pydantic import BaseModel, ValidationError
 
+from kifu.envs import Environment, Task
 from kifu.errors import ExperimentError, nearest
 from kifu.training.layers import Experiment, MachineTable
 
@@ -29,6 +30,11 @@ class Loaded:
     machine: MachineTable
     folder: Path
     """Where relative paths in the file start."""
+    environment: type[Environment] | None = None
+    """Given by a call from Python instead of by name."""
+    tasks: tuple[Task, ...] = ()
+    """A finite list instead of generated tasks."""
+    tasks_digest: str | None = None
 
 
 def load_experiment(path: Path, *, profile: str | None = None, overrides: Sequence[str] = ()) -> Loaded:

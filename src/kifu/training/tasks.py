@@ -8,8 +8,9 @@ from typing import Protocol
 
 import numpy as np
 
-from kifu.envs import Task
-from kifu.errors import ExperimentError
+from kifu.envs import Environment, Task
+from kifu.envs.splits import SPLITS
+from kifu.errors import ExperimentError, UsageError
 
 Generator = Callable[[str, int], Iterable[Task]]
 """(split, first seed) to an endless stream of tasks, one per seed."""
@@ -132,3 +133,17 @@ class ListedTasks:
         if index >= len(tasks):
             raise ExperimentError(f"split `{split}` holds {len(tasks)} tasks, task {index} was asked for")
         return tasks[index]
+
+
+def demonstration_task(environment: type[Environment], index: int) -> Task:
+    """The ``index``-th task of the environment's split for demonstrations, which is never trained on or evaluated.
+
+    Raises:
+        ExperimentError: the environment has no such split.
+    """
+    try:
+        for task in environment.tasks("demonstration", SPLITS["demonstration"].start + index):
+            return task
+    except (UsageError, NotImplementedError) as cause:
+        raise ExperimentError(f"environment `{environment.__name__}` has no split `demonstration`: {cause}") from cause
+    raise ExperimentError(f"environment `{environment.__name__}` lists no task {index} of split `demonstration`")

@@ -1,0 +1,174 @@
+"""Everything of a run that is alive: engine, collectors, weights, and what the record already holds."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from kifu.engines import build_engine
+from kifu.envs import Task
+from kifu.errors import AlteredError, StorageError
+from kifu.monitor import RunFolder
+from kifu.policy import Engine, Machine, Weights
+from kifu.records import Purpose, Trajectory
+from kifu.records.store import RunStore
+from kifu.records.weights import WeightStore
+from kifu.rollout import Script
+from kifu.training.collect import Books, Collector
+from kifu.training.layers import Experiment
+from kifu.training.prepare import Prepared, Stage
+from kifu.training.tasks import demonstration_task
+
+_PROMPT_EXAMPLES = 1_000
+"""Demonstration tasks left for examples in prompts."""
+_PER_RUN = 10_000
+"""Demonstration tasks of one run."""
+
+
+class Bench:
+    """Owns the engine of the present stage and what rollouts need.
+
+    Args:
+        prepared: the frozen experiment.
+        folder: the run folder.
+        store: its records, open for writing.
+        weights: its versions, open for writing.
+        seed: of the run.
+        recorded: trajectories the record already holds and that a resumed loop may need.
+    """
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        *,
+        folder: RunFolder,
+        store: RunStore,
+        weights: WeightStore,
+        seed: int,
+        recorded: Sequence[Trajectory] = (),
+    ) -> None:
+        self.prepared = prepared
+        self.folder = folder
+        self.seed = seed
+        self._store = store
+        self._weights = weights
+        self._recorded: dict[int, dict[str, Trajectory]] = {}
+        for trajectory in recorded:
+            self._recorded.setdefault(trajectory.key.step, {})[trajectory.id] = trajectory
+        self.books = Books()
+        self.engine: Engine
+        self.collector: Collector
+        self.evaluator: Collector
+
+    @property
+    def experiment(self) -> Experiment:
+        """The six layers."""
+        return self.prepared.experiment
+
+    @property
+    def machine(self) -> Machine:
+        """How the machine is used."""
+        return self.prepared.machine
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """In order."""
+        return self.prepared.stages
+
+    @property
+    def steps(self) -> int:
+        """Of all stages."""
+        return sum(stage.steps for stage in self.stages)
+
+    def stage_at(self, step: int) -> Stage:
+        """The stage that step ``step`` belongs to; after the last step, the last stage."""
+        return next((stage for stage in self.stages if step < stage.first + stage.steps), self.stages[-1])
+
+    def recorded(self, step: int) -> Mapping[str, Trajectory]:
+        """What the record already held for a step (or an evaluation of a version) when the run was opened."""
+        return self._recorded.get(step, {})
+
+    def demonstrate(self, noise: float) -> Callable[[Task, int], Script]:
+        """The environment's demonstrator."""
+        return self.prepared.demonstrator(noise)
+
+    def demonstration(self, index: int) -> Task:
+        """The ``index``-th task that is demonstrated in a warm start; prompts take theirs from before these."""
+        return demonstration_task(self.prepared.environment, _PROMPT_EXAMPLES + self.seed * _PER_RUN + index)
+
+    def bring_up(self, stage: Stage, *, initial: Weights | None) -> Engine:
+        """Make the engine of a stage; the one before is let go first."""
+        if hasattr(self, "engine"):
+            del self.engine, self.collector, self.evaluator
+        name = self.experiment.policy.engine
+        self.engine = build_engine(name, self.prepared.engine_spec(stage, seed=self.seed, initial=initial))
+        tasks = self.prepared.task_source(self.seed)
+        self.collector = Collector(
+            setting=self.prepared.setting,
+            sampler=self.engine.sampler,
+            tasks=tasks,
+            accept=self._accept,
+            seed=self.seed,
+            books=self.books,
+        )
+        self.evaluator = replace(self.collector, setting=self.prepared.evaluation_setting(), books=Books())
+        return self.engine
+
+    async def _accept(self, trajectory: Trajectory) -> None:
+        await asyncio.wrap_future(self._store.accept(trajectory))
+
+    def keep(self, weights: Weights) -> str:
+        """Store a version and give its digest; a version that is known must be the same.
+
+        Raises:
+            AlteredError: retraining from the record gave other weights than the run published before.
+        """
+        digest = weights.digest()
+        known = {version.version: version.digest for version in self._weights.versions}
+        if weights.version in known and known[weights.version] != digest:
+            raise AlteredError(
+                f"{self.folder.weights}: version {weights.version} was published as {known[weights.version][:12]}, "
+                f"retraining from the record gives {digest[:12]}. The machine or its libraries differ from those of "
+                "the run (see run.json); resume where they are equal."
+            )
+        if weights.version not in known:
+            self._weights.put(
+                weights.version, weights.tensors, bfloat16=weights.bfloat16, is_adapter=weights.is_adapter
+            )
+        return digest
+
+    def start(self) -> Weights | None:
+        """The last version of the run that ``policy.from`` names, as version 0 of this one; None without one.
+
+        Raises:
+            StorageError: no run there, or it published nothing.
+        """
+        policy = self.experiment.policy
+        if policy.start is None:
+            return None
+        source = RunFolder.open(self.prepared.loaded.folder / policy.start)
+        store = WeightStore(source.weights, read_only=True)
+        try:
+            if not store.versions:
+                raise StorageError(f"policy.from: {source.root} has published no weights; train it first")
+            found = store.get(store.versions[-1].version)
+        finally:
+            store.close()
+        return Weights(
+            version=0, tensors=found.tensors, bfloat16=frozenset(found.bfloat16), is_adapter=found.is_adapter
+        )
+
+    def kept(self, version: int) -> Weights:
+        """A stored version."""
+        stored = self._weights.get(version)
+        return Weights(
+            version=version,
+            tensors=stored.tensors,
+            bfloat16=frozenset(stored.bfloat16),
+            is_adapter=stored.is_adapter,
+        )
+
+
+def relevant(trajectory: Trajectory, *, step: int, version: int) -> bool:
+    """Whether a loop that goes on at ``step`` may need this record again."""
+    evaluation = trajectory.key.purpose is Purpose.EVALUATION
+    return trajectory.key.step >= (version if evaluation else step)

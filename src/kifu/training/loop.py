@@ -1,0 +1,321 @@
+"""The loop: collect, assemble, plan, train, publish, seal. Asynchronous collection is the same loop, started earlier.
+
+A step is closed when its plan lines are durable. Whatever dies after that is retrained from the record; whatever dies
+before is collected again, minus what was already accepted. The loop knows no algorithm's name.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from kifu.batching import PackedBatch, pack_rows
+from kifu.errors import AlteredError, FailureRateError, InterruptedRun, NoSignalError
+from kifu.objectives import merge_stats
+from kifu.policy import StepResult, Weights
+from kifu.records import Group, Trajectory
+from kifu.records.ledger import Bucket, Ledger
+from kifu.records.plan import PlanLine, PlanLog
+from kifu.records.store import RunStore
+from kifu.training.assemble import Assembled, assemble
+from kifu.training.bench import Bench
+from kifu.training.checkpoint import Mark, save_checkpoint
+from kifu.training.observe import Observer, StepSeen
+from kifu.training.plan import plan_line
+from kifu.training.prepare import Stage
+
+
+@dataclass(slots=True, kw_only=True)
+class Progress:
+    """Where the loop stands; everything a checkpoint needs besides the trainer."""
+
+    step: int = 0
+    version: int = 0
+    digest: str = ""
+    """Of the weights of ``version``."""
+    stalled: int = 0
+    ledger: Ledger = field(default_factory=lambda: Ledger(step=0))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Trained:
+    """What one step's updates did."""
+
+    assembled: Assembled
+    batches: tuple[PackedBatch, ...]
+    results: tuple[StepResult, ...]
+    stats: Mapping[str, float]
+    first_stats: Mapping[str, float]
+    """Of the first update, when the policy was still the one that sampled."""
+
+    @property
+    def moved(self) -> bool:
+        """Whether any optimizer step was applied."""
+        return any(result.applied for result in self.results)
+
+
+class Loop:
+    """Drives one run from where its record ends to its last step."""
+
+    def __init__(
+        self,
+        bench: Bench,
+        *,
+        store: RunStore,
+        plans: PlanLog,
+        planned: Sequence[PlanLine],
+        progress: Progress,
+        observer: Observer,
+    ) -> None:
+        self._bench = bench
+        self._store = store
+        self._plans = plans
+        self._planned = {(line.step, line.update): line for line in planned}
+        self._observer = observer
+        self._ahead: dict[int, asyncio.Task[list[Group]]] = {}
+        self._waiting: asyncio.Future[list[Group]] | None = None
+        self._stopped = False
+        self.progress = progress
+
+    async def run(self) -> None:
+        """Train every remaining step; evaluate before, between and after.
+
+        Raises:
+            NoSignalError: several steps in a row without an informative group.
+            FailureRateError: the environment fails more often than the experiment allows.
+            LedgerError: double entry does not close.
+        """
+        try:
+            while self.progress.step < self._bench.steps:
+                if self._evaluation_due():
+                    await self._evaluate()
+                await self._step(self._bench.stage_at(self.progress.step))
+            await self._evaluate()
+            self._store.seal(self._bench.steps)
+        finally:
+            for task in self._ahead.values():
+                task.cancel()
+            await asyncio.gather(*self._ahead.values(), return_exceptions=True)
+
+    async def _step(self, stage: Stage) -> None:
+        step = self.progress.step
+        self._observer.begin()
+        if step == stage.first and step > 0:
+            await self._change_stage(stage)
+        with self._observer.collecting():
+            groups = await self._groups(stage, step)
+        trajectories = {member.id: member for group in groups for member in group.members}
+        self._limit_failures(trajectories)
+        with self._observer.training():
+            trained = await asyncio.to_thread(self._train, stage, groups, trajectories)
+            if trained.moved:
+                await self._publish(await asyncio.to_thread(self._bench.engine.trainer.publish))
+        self._store.seal(step)
+        self.progress.step = step + 1
+        closed, self.progress.ledger = self.progress.ledger, self.progress.ledger.next()
+        if (
+            self.progress.step == self._bench.steps
+            or self.progress.step % self._bench.experiment.record.checkpoint_every == 0
+        ):
+            await asyncio.to_thread(self.checkpoint)
+        self._observer.end(
+            StepSeen(
+                step=step,
+                stage=stage.name,
+                version=self.progress.version,
+                trajectories=list(trajectories.values()),
+                assembled=trained.assembled,
+                results=trained.results,
+                stats=trained.stats,
+                first_stats=trained.first_stats,
+                ledger=closed,
+            )
+        )
+        self._stalled(trained.assembled, stage)
+
+    def _evaluation_due(self) -> bool:
+        every, step = self._bench.experiment.evaluation.every, self.progress.step
+        starts = {stage.first for stage in self._bench.stages}
+        return step in starts or (every is not None and step % every == 0)
+
+    async def _groups(self, stage: Stage, step: int) -> list[Group]:
+        depth = self._bench.experiment.update.max_age if stage.demonstrations is None else 0
+        for ahead in range(step, min(step + depth + 1, stage.first + stage.steps)):
+            if ahead not in self._ahead:
+                self._ahead[ahead] = asyncio.create_task(self._collect(stage, ahead))
+        return await self._wait(self._ahead.pop(step))
+
+    def stop(self) -> None:
+        """End cleanly: rollouts under way are dropped, an update under way is finished first."""
+        self._stopped = True
+        if self._waiting is not None:
+            self._waiting.cancel()
+
+    async def _wait(self, groups: "asyncio.Future[list[Group]]") -> list[Group]:
+        """Wait for rollouts, unless the run is stopped.
+
+        Raises:
+            InterruptedRun: `stop` was called.
+        """
+        self._waiting = groups
+        if self._stopped:
+            groups.cancel()
+        try:
+            return await groups
+        except asyncio.CancelledError:
+            if self._stopped:
+                raise InterruptedRun(
+                    f"stopped by the user after {self.progress.step} of {self._bench.steps} steps; "
+                    f"`kifu resume {self._bench.folder.root}` goes on"
+                ) from None
+            raise
+        finally:
+            self._waiting = None
+
+    async def _collect(self, stage: Stage, step: int) -> list[Group]:
+        have = self._bench.recorded(step)
+        if stage.demonstrations is not None:
+            return await self._bench.collector.demonstrations(
+                step,
+                traces=stage.demonstrations.traces_per_step,
+                first=stage.demonstrations.traces_per_step * (step - stage.first),
+                task_at=self._bench.demonstration,
+                demonstrate=self._bench.demonstrate(stage.demonstrations.noise),
+                have=have,
+            )
+        update = self._bench.experiment.update
+        return await self._bench.collector.training_groups(
+            step,
+            prompts=update.prompts_per_step,
+            size=update.group_size,
+            first=update.prompts_per_step * (step - stage.first),
+            have=have,
+        )
+
+    def _train(self, stage: Stage, groups: Sequence[Group], trajectories: Mapping[str, Trajectory]) -> Trained:
+        assembled = assemble(
+            groups,
+            algorithm=stage.algorithm,
+            rules=self._bench.prepared.rules,
+            version=self.progress.version,
+            max_age=self._bench.experiment.update.max_age,
+        )
+        batches = pack_rows(assembled.rows, layout=self._bench.engine.layout, max_nodes=self._bench.machine.max_nodes)
+        digests = {name: self._store.digest(name) or "" for name in trajectories}
+        epochs = stage.algorithm.plan.epochs
+        self._close_ledger(assembled, trajectories, epochs)
+        objective = stage.algorithm.objective()
+        results, stats = [], []
+        for update in range(epochs):
+            line = plan_line(
+                assembled,
+                batches,
+                step=self.progress.step,
+                update=update,
+                version=self.progress.version,
+                head=self._store.head,
+                trajectories=trajectories,
+                digests=digests,
+                ledger=self.progress.ledger if update == epochs - 1 else None,
+            )
+            self._commit(line)
+            stats.append(
+                merge_stats([self._bench.engine.trainer.forward_backward(batch, objective) for batch in batches])
+            )
+            results.append(self._bench.engine.trainer.optim_step())
+        return Trained(
+            assembled=assembled,
+            batches=tuple(batches),
+            results=tuple(results),
+            stats=merge_stats(stats),
+            first_stats=stats[0],
+        )
+
+    def _commit(self, line: PlanLine) -> None:
+        """Make the plan durable before the update, or check that a retrained step plans the same."""
+        known = self._planned.get((line.step, line.update))
+        if known is None:
+            self._plans.append(line)
+        elif replace(known, head=line.head) != line:
+            raise AlteredError(
+                f"step {line.step}, update {line.update}: the records give another plan than plan.jsonl holds; "
+                "`kifu audit` names the record that was changed"
+            )
+
+    def _close_ledger(self, assembled: Assembled, trajectories: Mapping[str, Trajectory], epochs: int) -> None:
+        books, trained = self._bench.collector.books, 0
+        started = books.take_started()
+        ledger = self.progress.ledger.start(attempts=started.attempts, tokens=started.tokens)
+        for name, bucket in assembled.buckets.items():
+            tokens = trajectories[name].sampled_tokens
+            trained += tokens if bucket is Bucket.TRAINED else 0
+            ledger = ledger.close(bucket, attempts=1, tokens=tokens)
+        books.close(assembled.buckets)
+        if trained:
+            ledger = ledger.use(epochs, tokens=trained)
+        self.progress.ledger = ledger.end(in_flight=books.in_flight)
+        self.progress.ledger.check()
+
+    async def _publish(self, weights: Weights) -> None:
+        self.progress.digest = await asyncio.to_thread(self._bench.keep, weights)
+        self.progress.version = weights.version
+        await self._bench.engine.sampler.load(weights)
+
+    async def _change_stage(self, stage: Stage) -> None:
+        """Bring the engine up again with the stage's optimizer, from the weights published last."""
+        initial = self._bench.kept(self.progress.version)
+        engine = await asyncio.to_thread(self._bench.bring_up, stage, initial=initial)
+        first = await asyncio.to_thread(engine.trainer.publish)
+        assert first.version == initial.version, "an engine's first publish is what it started from"
+
+    async def _evaluate(self) -> None:
+        layer = self._bench.experiment.evaluation
+        attempts = self._bench.evaluator.evaluation_groups(
+            self.progress.version,
+            split=layer.split,
+            tasks=layer.tasks,
+            tries=layer.tries,
+            have=self._bench.recorded(self.progress.version),
+        )
+        groups = await self._wait(asyncio.ensure_future(attempts))
+        members = [member for group in groups for member in group.members]
+        tokens = sum(member.sampled_tokens for member in members)
+        ledger = self.progress.ledger.start(attempts=len(members), tokens=tokens)
+        self.progress.ledger = ledger.close(Bucket.EVALUATION, attempts=len(members), tokens=tokens)
+        self._observer.evaluated(self.progress.version, members, split=layer.split)
+
+    def _limit_failures(self, trajectories: Mapping[str, Trajectory]) -> None:
+        failed = [item for item in trajectories.values() if item.outcome.infra_error]
+        limit = self._bench.experiment.environment.failure_rate_limit
+        if len(failed) > limit * len(trajectories):
+            raise FailureRateError(
+                f"step {self.progress.step}: {len(failed)} of {len(trajectories)} attempts ended in an infrastructure "
+                f"error, environment.failure_rate_limit is {limit}. First: {failed[0].id}: "
+                f"{failed[0].outcome.reason}: {failed[0].outcome.detail}. Fix it and `kifu resume`; they are recorded "
+                "as errors, not as failures of the policy."
+            )
+
+    def _stalled(self, assembled: Assembled, stage: Stage) -> None:
+        if assembled.informative or stage.demonstrations is not None:
+            self.progress.stalled = 0
+            return
+        self.progress.stalled += 1
+        patience = self._bench.experiment.update.patience
+        if self.progress.stalled >= patience:
+            raise NoSignalError(
+                f"{patience} steps in a row without an informative group: every attempt at a task earned the same. "
+                "Raise update.group_size, choose easier tasks, warm-start on demonstrations, raise the temperature, "
+                "constrain decoding, or add a checkable partial reward."
+            )
+
+    def checkpoint(self) -> None:
+        """Write the trainer's state as of the last closed step."""
+        mark = Mark(
+            step=self.progress.step,
+            version=self.progress.version,
+            weights_digest=self.progress.digest,
+            manifest_head=self._store.head,
+            plan_head=self._plans.head,
+            stalled=self.progress.stalled,
+            ledger=self.progress.ledger.to_json(),
+        )
+        save_checkpoint(self._bench.folder.checkpoints, mark, self._bench.engine.trainer.state())

@@ -1,0 +1,84 @@
+"""The batch plan of a step: rows to micro-batches and to the durable lines an outsider re-derives them from."""
+
+from collections.abc import Mapping, Sequence
+
+from kifu.batching import PackedBatch, Row
+from kifu.records import Trajectory
+from kifu.records.ledger import Ledger
+from kifu.records.plan import PlanLine, PlanRow, Run, ValueTarget, runs_of
+from kifu.training.assemble import Assembled
+
+
+def plan_line(
+    assembled: Assembled,
+    batches: Sequence[PackedBatch],
+    *,
+    step: int,
+    update: int,
+    version: int,
+    head: str,
+    trajectories: Mapping[str, Trajectory],
+    digests: Mapping[str, str],
+    ledger: Ledger | None,
+) -> PlanLine:
+    """One optimizer step as it goes into ``plan.jsonl``.
+
+    Args:
+        assembled: the rows.
+        batches: the same rows, packed; their order is the order of the forwards.
+        step: step of the run.
+        update: optimizer step inside it.
+        version: version of the weights it starts from.
+        head: manifest head when planned.
+        trajectories: by id, at least those in the rows.
+        digests: content digest by trajectory id.
+        ledger: of the step, on its last line.
+    """
+    by_id: dict[str, list[Row]] = {}
+    for row in assembled.rows:
+        by_id.setdefault(row.trajectory, []).append(row)
+    return PlanLine(
+        step=step,
+        update=update,
+        version=version,
+        head=head,
+        micro_batches=tuple(tuple(dict.fromkeys(batch.trajectories)) for batch in batches),
+        rows=tuple(
+            PlanRow(
+                trajectory=name,
+                digest=digests[name],
+                reward=trajectories[name].reward,
+                runs=tuple(run for row in rows for run in _runs(row)),
+                values=tuple(value for row in rows for value in _values(row)),
+                times_used=update + 1,
+            )
+            for name, rows in by_id.items()
+        ),
+        denominators={
+            "tokens": float(assembled.denominators.tokens),
+            "turns": float(assembled.denominators.turns),
+            "trajectories": float(assembled.denominators.trajectories),
+        },
+        buckets=assembled.buckets,
+        ledger=ledger,
+    )
+
+
+def _runs(row: Row) -> tuple[Run, ...]:
+    return runs_of(
+        row.tape,
+        zip(row.positions.tolist(), row.advantages.tolist(), row.weights.tolist(), strict=True),
+    )
+
+
+def _values(row: Row) -> tuple[ValueTarget, ...]:
+    if row.value_positions is None:
+        return ()
+    assert row.value_targets is not None
+    assert row.old_values is not None
+    assert row.value_weights is not None
+    columns = (row.value_positions, row.value_targets, row.old_values, row.value_weights)
+    return tuple(
+        ValueTarget(tape=row.tape, position=position, target=target, old=old, weight=weight)
+        for position, target, old, weight in zip(*(column.tolist() for column in columns), strict=True)
+    )

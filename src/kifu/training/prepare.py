@@ -1,0 +1,346 @@
+"""From a loaded experiment to everything a run needs short of weights in memory and a folder on disk."""
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from kifu.agents import AGENTS, Agent
+from kifu.algorithms import Algorithm, build_algorithm
+from kifu.credit import Bootstrap, CutTreatment, Exclude, Terminal
+from kifu.credit.reading import RewardRules
+from kifu.envs import Environment, Task, class_tools
+from kifu.envs.registry import resolve_environment
+from kifu.errors import ExperimentError
+from kifu.models import ModelFolder, pull
+from kifu.policy import AdamW, EngineSpec, FullWeights, LoraWeights, Machine, Weights
+from kifu.records import Provenance, Sampling, ToolCall
+from kifu.render import DIALECTS, Dialect, Message, Renderer, SymbolRenderer, load_renderer
+from kifu.rollout import Limits, Script, Setting, tool_views
+from kifu.training.experiment import Loaded
+from kifu.training.freeze import Identity, Protocol, freeze
+from kifu.training.layers import Demonstrations, Experiment, HfPolicy, Lora, Optimizer, RecurrentPolicy
+from kifu.training.machine import resolve_machine
+from kifu.training.tasks import GeneratedTasks, ListedTasks, TaskSource, demonstration_task, parse_splits
+
+AGENT = "tool_calling"
+_LIBRARIES = ("kifu", "numpy", "torch", "transformers", "tokenizers", "peft")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """Consecutive steps with one algorithm and one optimizer."""
+
+    name: str
+    algorithm: Algorithm
+    optimizer: AdamW
+    first: int
+    steps: int
+    demonstrations: Demonstrations | None = None
+    """Scripted traces instead of rollouts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Prepared:
+    """A checked and frozen experiment."""
+
+    loaded: Loaded
+    environment: type[Environment]
+    renderer: Renderer
+    stages: tuple[Stage, ...]
+    rules: RewardRules
+    protocol: Protocol
+    machine: Machine
+    agent: Agent
+    setting: Setting
+    """For collecting; see `evaluation_setting`."""
+    model: ModelFolder | None
+    vocabulary: int
+    """Ids of a symbolic policy; 0 for a language model."""
+
+    @property
+    def experiment(self) -> Experiment:
+        """The six layers."""
+        return self.loaded.experiment
+
+    def evaluation_setting(self) -> Setting:
+        """As for collecting, decoded as layer 6 says."""
+        if self.experiment.evaluation.decoding == "sampled":
+            return self.setting
+        sampling = replace(self.setting.sampling, temperature=None, top_p=None, top_k=None, min_p=None)
+        return replace(self.setting, sampling=sampling)
+
+    def task_source(self, seed: int) -> TaskSource:
+        """Tasks by place for a run with this seed."""
+        if self.loaded.tasks:
+            return ListedTasks(tasks=self.loaded.tasks, seed=seed)
+        return GeneratedTasks(
+            generate=self.environment.tasks, ranges=parse_splits(self.experiment.environment.splits), seed=seed
+        )
+
+    def demonstrator(self, noise: float) -> Callable[[Task, int], Script]:
+        """A scripted demonstrator of the environment's tasks.
+
+        Raises:
+            ExperimentError: the environment has none.
+        """
+        return partial(_script, self.environment, noise)
+
+    def engine_spec(self, stage: Stage, *, seed: int, initial: Weights | None = None) -> EngineSpec:
+        """What to ask the engine for."""
+        policy = self.experiment.policy
+        limit = self.experiment.environment.collector_limits.tokens
+        spec = EngineSpec(
+            optimizer=stage.optimizer,
+            machine=self.machine,
+            initial=initial,
+            seed=seed,
+            vocabulary=self.vocabulary,
+            max_context=limit or 1024,
+        )
+        if isinstance(policy, RecurrentPolicy):
+            return replace(spec, options={"hidden": policy.hidden, "kind": policy.kind})
+        assert self.model is not None
+        lora = policy.weights if isinstance(policy.weights, Lora) else None
+        weights = FullWeights() if lora is None else LoraWeights(rank=lora.rank, alpha=lora.alpha)
+        return replace(spec, model=str(self.model.path), weights=weights)
+
+
+def prepare(loaded: Loaded) -> Prepared:
+    """Resolve every name of the experiment, freeze the protocol and refuse what cannot work.
+
+    Raises:
+        ExperimentError: a layer is missing something or contradicts another.
+        ModelError: the model cannot be had.
+    """
+    experiment = loaded.experiment
+    environment = loaded.environment or resolve_environment(experiment.environment.name)
+    stages = _stages(experiment)
+    for stage in stages:
+        _check_stage(stage, experiment)
+    model = _model(loaded)
+    renderer = _renderer(experiment, environment, model)
+    agent = AGENTS[AGENT]()
+    identity = Identity(
+        weights=_weights_identity(experiment, model),
+        tokenizer=renderer.digests.tokenizer,
+        template=renderer.digests.template,
+        parser=renderer.digests.parser,
+        controller=agent.id,
+        history=str(renderer.digests.extra.get("history", "append/1")),
+    )
+    protocol = freeze(
+        experiment,
+        environment=environment,
+        algorithm_id=experiment.credit.algorithm,
+        algorithm=stages[-1].algorithm,
+        identity=identity,
+        tasks_digest=loaded.tasks_digest,
+        libraries=_versions(),
+    )
+    provenance = Provenance(
+        protocol=protocol.hash,
+        tokenizer=identity.tokenizer,
+        template=identity.template,
+        parser=identity.parser,
+        weights=identity.weights,
+        history=identity.history,
+    )
+    cuts: dict[str, CutTreatment] = {"exclude": Exclude(), "terminal": Terminal(), "bootstrap": Bootstrap()}
+    return Prepared(
+        loaded=loaded,
+        environment=environment,
+        renderer=renderer,
+        stages=stages,
+        rules=RewardRules(
+            gamma=experiment.credit.gamma,
+            components=experiment.credit.components,
+            shaping=experiment.credit.shaping.type == "potential",
+            cut=cuts[experiment.environment.on_truncation],
+        ),
+        protocol=protocol,
+        machine=resolve_machine(loaded.machine, small=model is None),
+        agent=agent,
+        setting=_setting(experiment, environment, renderer=renderer, agent=agent, provenance=provenance),
+        model=model,
+        vocabulary=renderer.vocab_size if isinstance(renderer, SymbolRenderer) else 0,
+    )
+
+
+def _stages(experiment: Experiment) -> tuple[Stage, ...]:
+    update, warm = experiment.update, experiment.update.warm_start
+    stages: list[Stage] = []
+    if isinstance(warm, Demonstrations):
+        stages.append(
+            Stage(
+                name="warm start",
+                algorithm=build_algorithm("sft"),
+                optimizer=_adamw(warm.optimizer, clip=update.clip_norm, steps=warm.steps),
+                first=0,
+                steps=warm.steps,
+                demonstrations=warm,
+            )
+        )
+    algorithm = build_algorithm(experiment.credit.algorithm, experiment.credit.options)
+    optimizer = _adamw(update.optimizer, clip=update.clip_norm, steps=update.steps * algorithm.plan.epochs)
+    first = sum(stage.steps for stage in stages)
+    stages.append(Stage(name="train", algorithm=algorithm, optimizer=optimizer, first=first, steps=update.steps))
+    return tuple(stages)
+
+
+def _adamw(layer: Optimizer, *, clip: float | None, steps: int) -> AdamW:
+    return AdamW(
+        learning_rate=layer.learning_rate,
+        betas=layer.betas,
+        eps=layer.eps,
+        weight_decay=layer.weight_decay,
+        clip_norm=clip,
+        warmup_steps=layer.warmup_steps,
+        schedule=layer.schedule,
+        total_steps=None if layer.schedule == "constant" else steps,
+    )
+
+
+def _check_stage(stage: Stage, experiment: Experiment) -> None:
+    plan, update = stage.algorithm.plan, experiment.update
+    name = experiment.credit.algorithm
+    if stage.demonstrations is None and plan.demonstrations:
+        raise ExperimentError(
+            f"credit.algorithm = `{name}` trains on demonstrations, and [update] collects rollouts; "
+            "put it into update.warm_start, or choose a method that learns from rollouts"
+        )
+    if plan.needs_group and update.group_size < 2 and stage.demonstrations is None:
+        raise ExperimentError(
+            f"credit.algorithm = `{name}` compares attempts at one task: update.group_size must be at least 2, "
+            f"found {update.group_size}"
+        )
+    if plan.needs_value and not isinstance(experiment.policy, RecurrentPolicy):
+        raise ExperimentError(
+            f"credit.algorithm = `{name}` needs a critic, and the engine `{experiment.policy.engine}` has none; "
+            "use engine = `recurrent`, or a method without a critic such as grpo"
+        )
+    if experiment.environment.on_truncation == "bootstrap" and not isinstance(experiment.policy, RecurrentPolicy):
+        raise ExperimentError(
+            "environment.on_truncation = `bootstrap` needs V(h_T), and this policy has no critic; "
+            "use `exclude` or `terminal`"
+        )
+
+
+def _model(loaded: Loaded) -> ModelFolder | None:
+    policy = loaded.experiment.policy
+    if not isinstance(policy, HfPolicy):
+        return None
+    local = loaded.folder / policy.model
+    return pull(str(local.resolve()) if local.is_dir() else policy.model)
+
+
+def _renderer(experiment: Experiment, environment: type[Environment], model: ModelFolder | None) -> Renderer:
+    policy = experiment.policy
+    if isinstance(policy, RecurrentPolicy):
+        if not environment.vocabulary:
+            raise ExperimentError(
+                f"policy.engine = `recurrent` reads symbols, and environment `{experiment.environment.name}` declares "
+                "no vocabulary; use engine = `hf`"
+            )
+        return SymbolRenderer(
+            actions=tuple(spec.name for spec in class_tools(environment)), vocabulary=environment.vocabulary
+        )
+    assert model is not None
+    return load_renderer(Path(model.path), dialect=DIALECTS[policy.dialect], thinking=policy.thinking or None)
+
+
+def _weights_identity(experiment: Experiment, model: ModelFolder | None) -> str:
+    if model is not None:
+        return model.digests.weights
+    assert isinstance(experiment.policy, RecurrentPolicy)
+    return f"drawn from the run's seed: {experiment.policy.kind}, hidden {experiment.policy.hidden}"
+
+
+def _setting(
+    experiment: Experiment,
+    environment: type[Environment],
+    *,
+    renderer: Renderer,
+    agent: Agent,
+    provenance: Provenance,
+) -> Setting:
+    layer, policy = experiment.environment, experiment.policy
+    decoding, limits = policy.decoding, layer.collector_limits
+    prompt = policy.prompt if isinstance(policy, HfPolicy) else None
+    return Setting(
+        environment=partial(environment, **layer.options) if layer.options else environment,
+        renderer=renderer,
+        agent=agent,
+        sampling=Sampling(
+            temperature=decoding.temperature, top_p=decoding.top_p, top_k=decoding.top_k, min_p=decoding.min_p
+        ),
+        max_new_tokens=decoding.max_new_tokens,
+        constrained=decoding.grammar == "tools",
+        limits=Limits(
+            task_turns=layer.task_limits.turns,
+            turns=limits.turns,
+            tokens=limits.tokens,
+            seconds=limits.seconds,
+            tool_seconds=limits.tool_seconds,
+        ),
+        provenance=provenance,
+        instructions=prompt.instructions if prompt else None,
+        examples=()
+        if not isinstance(policy, HfPolicy)
+        else _examples(environment, policy.prompt.examples, DIALECTS[policy.dialect]),
+        records_value=isinstance(policy, RecurrentPolicy),
+        isolation=layer.isolation,
+    )
+
+
+def _examples(environment: type[Environment], count: int, dialect: Dialect) -> tuple[Message, ...]:
+    """Worked demonstrations, acted out in the environment so that the observations are its own."""
+    found: list[Message] = []
+    for index in range(count):
+        task = demonstration_task(environment, index)
+        world = environment()
+        try:
+            first = world.reset(task, task.seed)
+            found.append(Message(role="user", content=first if isinstance(first, str) else first.text))
+            for call in _script(environment, 0.0, task, 0).calls:
+                written = dialect.format_call(call, tool_views(world.tools()))
+                found.append(Message(role="assistant", content=written))
+                reply = world.step(call)
+                text = reply if isinstance(reply, str) else getattr(reply, "text", None)
+                if not isinstance(text, str):
+                    raise ExperimentError("policy.prompt.examples needs an environment whose tools are not async")
+                found.append(Message(role="tool", content=text))
+            found.pop()  # nothing is shown after the last call of an episode
+        finally:
+            world.close()
+    return tuple(found)
+
+
+def _script(environment: type[Environment], noise: float, task: Task, seed: int) -> Script:
+    demonstrate = getattr(environment, "demonstrate", None)
+    if demonstrate is None:
+        raise ExperimentError(
+            f"environment `{environment.__name__}` has no demonstrator; define `demonstrate(task, *, seed, noise)`, "
+            "or do without examples and warm start"
+        )
+    calls = demonstrate(task, seed=seed, noise=noise)
+    if not all(isinstance(call, ToolCall) for call in calls):
+        raise ExperimentError(f"the demonstrator of `{environment.__name__}` answers in text; only calls can be shown")
+    return Script(calls=tuple(calls))
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in _LIBRARIES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file's bytes."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()

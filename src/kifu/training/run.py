@@ -1,0 +1,237 @@
+"""Starting a run, and going on with one: folder, lock, store, engine, loop, and how it ended."""
+
+import asyncio
+import signal
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import tomlkit
+
+from kifu.errors import AlteredError, ExperimentError, KifuError, StorageError
+from kifu.evaluation import EvaluationSummary
+from kifu.monitor import RunFolder, write_atomic
+from kifu.records import Trajectory
+from kifu.records.ledger import Bucket, Ledger
+from kifu.records.plan import PlanLine, PlanLog, read_plan
+from kifu.records.reader import RunReader
+from kifu.records.store import RunStore
+from kifu.records.weights import WeightStore
+from kifu.training.bench import Bench, relevant
+from kifu.training.checkpoint import Mark, list_checkpoints, load_checkpoint
+from kifu.training.experiment import Loaded, parse_experiment
+from kifu.training.loop import Loop, Progress
+from kifu.training.machine import this_cpu
+from kifu.training.observe import Observer
+from kifu.training.prepare import Prepared, prepare
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Result:
+    """How a run ended."""
+
+    folder: Path
+    steps: int
+    version: int
+    evaluations: tuple[EvaluationSummary, ...]
+    """The first before any update, the last after all."""
+
+
+def train(loaded: Loaded, *, out: Path | None = None, seed: int = 0, quiet: bool = False) -> Result:
+    """Run an experiment from its beginning.
+
+    Args:
+        loaded: the experiment.
+        out: run folder, new or empty; ``runs/<name>-seed<seed>`` when None.
+        seed: of the run; not part of the protocol, but of every record.
+        quiet: show nothing.
+
+    Raises:
+        ExperimentError: the protocol is incomplete or contradictory; nothing was written.
+        StorageError: the folder is taken or the disk is full.
+        KifuError: whatever stopped the run; its folder can be resumed.
+    """
+    prepared = prepare(loaded)
+    if prepared.protocol.missing:
+        raise ExperimentError(
+            f"{loaded.name}: the protocol is incomplete, missing {', '.join(prepared.protocol.missing)}; "
+            "state them in the experiment file or in the environment's `facts`"
+        )
+    root = out if out is not None else Path("runs") / f"{loaded.name}-seed{seed}"
+    folder = RunFolder.create(root, _facts(prepared, seed))
+    write_atomic(folder.protocol, tomlkit.dumps(_without_none(prepared.protocol.tables)).encode())
+    return _drive(prepared, folder, seed=seed, quiet=quiet)
+
+
+def resume(root: Path, *, environment: Loaded | None = None, quiet: bool = False) -> Result:
+    """Go on with a run that stopped or was killed.
+
+    Loads the last checkpoint, retrains later closed steps from the record without sampling, samples what is missing.
+
+    Args:
+        root: the run folder.
+        environment: the experiment again, for runs started from Python with objects a file cannot name.
+        quiet: show nothing.
+
+    Raises:
+        StorageError: no run there, another process writes it, or it was altered.
+        ExperimentError: the experiment of the folder cannot be rebuilt here.
+    """
+    folder = RunFolder.open(root)
+    facts = folder.facts()
+    loaded = environment if environment is not None else _loaded(facts, root)
+    prepared = prepare(loaded)
+    if prepared.protocol.hash != facts["protocol"]:
+        raise ExperimentError(
+            f"{root}: the run's protocol is {facts['protocol'][:12]}, here it would be {prepared.protocol.hash[:12]}. "
+            "The environment, model or a library differs from when the run began; resume with the same, or start anew."
+        )
+    return _drive(prepared, folder, seed=facts["seed"], quiet=quiet)
+
+
+def _facts(prepared: Prepared, seed: int) -> dict[str, Any]:
+    loaded, cpu = prepared.loaded, this_cpu()
+    return {
+        "name": loaded.name,
+        "seed": seed,
+        "kifu": version("kifu"),
+        "protocol": prepared.protocol.hash,
+        "experiment": {
+            "kifu": 1,
+            **loaded.experiment.model_dump(mode="json", by_alias=True, exclude_none=True),
+            "machine": loaded.machine.model_dump(mode="json", exclude_none=True),
+        },
+        "relative_to": str(loaded.folder.resolve()),
+        "machine": {**asdict(prepared.machine), "cpu": cpu.name, "cores": cpu.cores},
+        "model": None if prepared.model is None else str(prepared.model.path),
+        "status": "running",
+    }
+
+
+def _loaded(facts: Mapping[str, Any], root: Path) -> Loaded:
+    return parse_experiment(
+        facts["experiment"], name=facts["name"], folder=Path(facts["relative_to"]), where=f"{root}/run.json"
+    )
+
+
+def _without_none(value: Any) -> Any:  # noqa: ANN401 (a JSON tree)
+    """TOML has no null: an absent key says the same."""
+    if isinstance(value, dict):
+        return {key: _without_none(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list):
+        return [_without_none(item) for item in value if item is not None]
+    return value
+
+
+def _drive(prepared: Prepared, folder: RunFolder, *, seed: int, quiet: bool) -> Result:
+    facts = folder.facts()
+    store = RunStore(folder.root, expected_head=facts.get("head"))
+    try:
+        with _open_run(prepared, folder, store=store, seed=seed, quiet=quiet) as (bench, plans, observer, planned):
+            return _finish(bench, store=store, plans=plans, observer=observer, planned=planned)
+    finally:
+        store.close()
+
+
+@contextmanager
+def _open_run(
+    prepared: Prepared, folder: RunFolder, *, store: RunStore, seed: int, quiet: bool
+) -> Iterator[tuple[Bench, PlanLog, Observer, list[PlanLine]]]:
+    mark = _last_mark(folder)
+    recorded = _recorded(folder, mark)
+    planned = read_plan(folder.root, expected_head=None if mark is None else mark.plan_head)
+    weights = WeightStore(folder.weights)
+    plans = PlanLog(folder.root)
+    resume_at = None if mark is None and not planned else (mark.step if mark else 0)
+    try:
+        bench = Bench(prepared, folder=folder, store=store, weights=weights, seed=seed, recorded=recorded)
+        with Observer(folder, steps=bench.steps, resume_at=resume_at, quiet=quiet) as observer:
+            observer.say(f"protocol {prepared.loaded.name}  frozen {prepared.protocol.hash[:12]}")
+            yield bench, plans, observer, planned
+    finally:
+        plans.close()
+        weights.close()
+
+
+def _last_mark(folder: RunFolder) -> Mark | None:
+    found = list_checkpoints(folder.checkpoints)
+    return load_checkpoint(found[-1])[0] if found else None
+
+
+def _recorded(folder: RunFolder, mark: Mark | None) -> list[Trajectory]:
+    step, at = (0, 0) if mark is None else (mark.step, mark.version)
+    reader = RunReader(folder.root, expected_head=None if mark is None else mark.manifest_head)
+    return [item for item in reader.trajectories() if relevant(item, step=step, version=at)]
+
+
+def _finish(bench: Bench, *, store: RunStore, plans: PlanLog, observer: Observer, planned: list[PlanLine]) -> Result:
+    status, loop = "failed", None
+    try:
+        progress = _begin(bench)
+        loop = Loop(bench, store=store, plans=plans, planned=planned, progress=progress, observer=observer)
+        asyncio.run(_run(loop, bench, progress))
+        status = "finished"
+    except KifuError as stopped:
+        status = "interrupted" if stopped.exit_code == 130 else f"stopped: {stopped}"
+        if loop is not None and loop.progress.step and not isinstance(stopped, StorageError):
+            loop.checkpoint()
+        raise
+    finally:
+        with suppress(StorageError, OSError):  # what stopped the run is more telling than a full disk now
+            bench.folder.write_facts(_closing_facts(bench, store, observer, status))
+    return Result(
+        folder=bench.folder.root,
+        steps=loop.progress.step,
+        version=loop.progress.version,
+        evaluations=tuple(observer.evaluations),
+    )
+
+
+def _closing_facts(bench: Bench, store: RunStore, observer: Observer, status: str) -> dict[str, Any]:
+    facts = {key: value for key, value in bench.folder.facts().items() if key != "format"}
+    engine = getattr(bench, "engine", None)
+    return {
+        **facts,
+        "status": status,
+        "head": store.head,
+        "engine": {} if engine is None else {"reproducible": engine.reproducible, **engine.facts},
+        "evaluations": [summary.to_json() for summary in observer.evaluations],
+    }
+
+
+def _begin(bench: Bench) -> Progress:
+    """Bring the engine up at the last checkpoint, or at the beginning."""
+    found = list_checkpoints(bench.folder.checkpoints)
+    if not found:
+        bench.bring_up(bench.stages[0], initial=bench.start())
+        first = bench.engine.trainer.publish()
+        return Progress(version=first.version, digest=bench.keep(first))
+    mark, state = load_checkpoint(found[-1])
+    bench.bring_up(bench.stage_at(max(mark.step - 1, 0)), initial=None)
+    bench.engine.trainer.load_state(state)
+    kept = bench.kept(mark.version)
+    if kept.digest() != mark.weights_digest:
+        raise AlteredError(
+            f"{bench.folder.weights}: version {mark.version} is {kept.digest()[:12]}, the checkpoint names "
+            f"{mark.weights_digest[:12]}"
+        )
+    ledger = Ledger.from_json(mark.ledger)
+    if ledger.opening.attempts:  # rollouts collected ahead died with their process and are collected again
+        ledger = ledger.close(Bucket.INTERRUPTED, attempts=ledger.opening.attempts, tokens=ledger.opening.tokens)
+    return Progress(
+        step=mark.step, version=mark.version, digest=mark.weights_digest, stalled=mark.stalled, ledger=ledger
+    )
+
+
+async def _run(loop: Loop, bench: Bench, progress: Progress) -> None:
+    if progress.step:
+        await bench.engine.sampler.load(bench.kept(progress.version))
+    running = asyncio.get_running_loop()
+    try:
+        running.add_signal_handler(signal.SIGINT, loop.stop)
+    except (NotImplementedError, RuntimeError, ValueError):
+        pass  # not the main thread: whoever started us handles interrupts
+    await loop.run()
