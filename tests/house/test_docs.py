@@ -95,18 +95,3 @@ def test_a_claim_without_its_test_is_found(tmp_path: Path) -> None:
     (tmp_path / "tests" / "test_a.py").write_text("def test_one() -> None: ...\n")
     table = "| `tests/test_a.py` `tests/test_a.py::test_one` `tests/test_a.py::test_o` `tests/test_b.py` |"
     assert unproved_claims(table, tmp_path) == ["tests/test_a.py::test_o", "tests/test_b.py"]
-
-
-def test_the_pins_satisfy_what_the_project_asks_for() -> None:
-    """Every dependency that pyproject.toml names is pinned, torch apart, which has a file of its own."""
-    project = tomllib.loads((TOP / "pyproject.toml").read_text())
-    asked = [*project["project"]["dependencies"]]
-    asked += [item for extra in project["project"]["optional-dependencies"].values() for item in extra]
-    asked += [item for group in project["dependency-groups"].values() for item in group if isinstance(item, str)]
-    pinned = "\n".join((TOP / "requirements" / name).read_text() for name in ("torch.txt", "run.txt", "dev.txt"))
-    names = {_normal(line.split("==")[0]) for line in pinned.splitlines() if "==" in line}
-    assert {_normal(re.split(r"[<>=~! ]", item)[0]) for item in asked} - names == set()
-
-
-def _normal(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
