@@ -24,9 +24,6 @@ from kifu.records.weights import VERSIONS, WeightStore
 Score: TypeAlias = Callable[[Sequence[Trajectory]], Sequence[Sequence[Floats | None]]]
 """Recomputes logprobs: per trajectory one array per policy span (tape by tape), None where its weights are not kept."""
 
-Replay: TypeAlias = "Callable[[Trajectory], Replayed]"
-"""Executes a record's actions again in a fresh environment."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replayed:
@@ -36,6 +33,10 @@ class Replayed:
     """Observations, rewards or digests that differ from the record."""
     why_not: str | None = None
     """Why it could not be done, e.g. an environment that is not deterministic."""
+
+
+Replay: TypeAlias = Callable[[Trajectory], Replayed]
+"""Executes a record's actions again in a fresh environment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
