@@ -1,7 +1,7 @@
 """Environments and tasks: contracts, tools, the built-in suites."""
 
 from kifu.envs.contract import Environment, digest_state
-from kifu.envs.guard import Called, GuardedEnvironment, View
+from kifu.envs.guard import Called, GuardedEnvironment
 from kifu.envs.pool import WorkerPool
 from kifu.envs.registry import ENVIRONMENTS, resolve_environment
 from kifu.envs.spec import Capabilities, Observation, Reply, Snapshot, SnapshotKind, Task, ToolSpec
@@ -16,6 +16,7 @@ from kifu.envs.tools import (
     tool_spec,
     with_enum,
 )
+from kifu.envs.view import View
 
 __all__ = [
     "ENVIRONMENTS",

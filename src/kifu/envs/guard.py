@@ -8,27 +8,17 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from inspect import isawaitable
-from math import isfinite
 from typing import Any
 
 from kifu.envs.boundary import Boundary
 from kifu.envs.contract import Environment
 from kifu.envs.pool import SHARED, WorkerPool
+from kifu.envs.process import ProcessEnvironment, process_factory
 from kifu.envs.spec import Observation, Reply, Snapshot, Task, ToolSpec
 from kifu.envs.text import clip, visible
+from kifu.envs.view import View, look
 from kifu.errors import UsageError, VerifierFailure
 from kifu.records import ToolCall, Verdict
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class View:
-    """What an environment says about its present state, read right after every call."""
-
-    tools: tuple[ToolSpec, ...] = ()
-    allowed: tuple[str, ...] | None = None
-    potential: float | None = None
-    state_key: str | None = None
-    digest: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +55,8 @@ class GuardedEnvironment:
             raise UsageError(f'isolation: found {isolation!r}, expected "thread" or "process"')
         if not timeout_s > 0:
             raise UsageError(f"timeout_s: found {timeout_s}, expected > 0 seconds")
-        self._world = _World(factory)
+        self._world = _World(process_factory(factory) if isolation == "process" else factory)
+        self._declared = isinstance(factory, type)
         self._boundary = Boundary(pool or SHARED, timeout_s=timeout_s, kill=self._world.kill)
         self._closed = False
         self.view = View()
@@ -105,7 +96,8 @@ class GuardedEnvironment:
         found, _, self.view = await self._boundary.run(
             where, lambda: self._world.begin().reset(task, seed), look=self._world.look
         )
-        self.environment_id, self.environment_version, self.instructions = _declared(self._world.present)
+        if not self._declared:
+            self.environment_id, self.environment_version, self.instructions = _declared(self._world.present)
         self.initial_digest = self.view.digest
         if isinstance(found, str | bytes):
             found = Observation(text=visible(found))
@@ -253,6 +245,8 @@ class _World:
 
     def kill(self) -> None:
         """End a call that is left running, where that is possible."""
+        if isinstance(self.instance, ProcessEnvironment):
+            self.instance.kill()
 
 
 def _declared(source: Any) -> tuple[str, str, str]:  # noqa: ANN401  # a class, an instance or any callable
@@ -279,27 +273,3 @@ async def _caught_awaiting(found: Awaitable[Any]) -> Any:  # noqa: ANN401
         return await found
     except UsageError as error:
         return error
-
-
-def look(world: Environment) -> View:
-    """Read and check what an environment says about its present state.
-
-    Raises:
-        TypeError: ``tools`` holds something that is not a `ToolSpec`.
-        ValueError: ``allowed`` names no tool, or the potential is not finite.
-    """
-    tools, allowed, potential = tuple(world.tools()), world.allowed(), world.potential()
-    if not all(isinstance(spec, ToolSpec) for spec in tools):
-        raise TypeError("tools() must return ToolSpecs")
-    strangers = sorted(set(allowed or ()) - {spec.name for spec in tools})
-    if strangers:
-        raise ValueError(f"allowed() names {', '.join(strangers)}, which tools() does not list")
-    if potential is not None and not isfinite(potential):
-        raise ValueError(f"potential() is {potential}; it must be finite")
-    return View(
-        tools=tools,
-        allowed=None if allowed is None else tuple(allowed),
-        potential=potential,
-        state_key=world.state_key(),
-        digest=world.state_digest(),
-    )

@@ -8,26 +8,37 @@ from pathlib import Path
 from types import ModuleType
 
 from kifu.envs.contract import Environment
+from kifu.envs.suites.calc_tools import CalcTools
 from kifu.envs.suites.corridor import Corridor
+from kifu.envs.suites.jsonl import questions
 from kifu.envs.suites.key_door import KeyDoor
 from kifu.envs.suites.key_door_text import KeyDoorText
+from kifu.envs.suites.loop_room import LoopRoom
 from kifu.errors import UsageError, nearest
 
 ENVIRONMENTS: Mapping[str, type[Environment]] = {
+    "calc_tools": CalcTools,
     "corridor": Corridor,
     "key_door": KeyDoor,
     "key_door_text": KeyDoorText,
+    "loop_room": LoopRoom,
 }
 
 
 def resolve_environment(name: str) -> type[Environment]:
-    """The class of a built-in environment, of ``module:Class`` or of ``path/to/file.py:Class``.
+    """The class a name means.
+
+    A built-in environment's name; ``module:Class``; ``path/to/file.py:Class``; ``path/to/tasks.jsonl``, each line with
+    its own verifier; or ``path/to/tasks.jsonl@REWARD`` with ``exact``, ``numeric``, ``regex`` or ``module:function``.
 
     Raises:
         UsageError: nothing of that name, or it is not an `Environment`.
     """
     if name in ENVIRONMENTS:
         return ENVIRONMENTS[name]
+    path, at, reward = name.partition("@")
+    if path.endswith(".jsonl"):
+        return questions(path, reward=reward if at else None)
     source, colon, attribute = name.rpartition(":")
     if not colon:
         raise UsageError(

@@ -113,3 +113,5 @@ class Capabilities:
     parallel: str = "thread"
     """``thread`` or ``process``: the isolation instances need from each other."""
     network: bool = False
+    continuing: bool = False
+    """An endless interaction: episodes are segments, and only the collector's cut ends one."""

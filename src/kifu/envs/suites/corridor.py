@@ -57,6 +57,10 @@ class Corridor(Environment):
         stop = {LOST: StopReason.FAILURE, WON: StopReason.SUCCESS}.get(self.cell)
         return Reply(text=self.vocabulary[self.cell], stop=stop)
 
+    def invalid(self, error: str) -> Reply:
+        """Nothing moves."""
+        return Reply(text=self.vocabulary[self.cell], error=error)
+
     def verify(self) -> Verdict:
         """Success is standing in cell 4."""
         done = self.cell == WON
