@@ -171,8 +171,6 @@ def test_a_reader_of_records_starts_within_its_budget() -> None:
 
 
 def test_the_numerical_practice_needs_numpy_alone() -> None:
-    if "lab" not in ROOMS:
-        return
     others = ("torch", "pyarrow", "pydantic", "rich", "typer", "tokenizers", "safetensors", "jinja2", "fsspec", "anyio")
     loaded, _ = _loaded_by("kifu.lab", blocked=others)
     assert "numpy" in loaded

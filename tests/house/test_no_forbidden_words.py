@@ -50,8 +50,8 @@ def _unsafe_nodes(tree: ast.Module, may_be_abstract: bool) -> Iterator[tuple[int
             yield from ((node.lineno, what) for what in _unsafe_calls(node))
         elif isinstance(node, ast.ExceptHandler) and _is_broad(node) and isinstance(node.body[0], ast.Pass):
             yield node.lineno, "an exception swallowed whole"
-        elif isinstance(node, ast.Name) and node.id == "NotImplementedError" and not may_be_abstract:
-            yield node.lineno, "NotImplementedError"
+        elif isinstance(node, ast.Raise) and _stands_for_missing_work(node) and not may_be_abstract:
+            yield node.lineno, "raises NotImplementedError"
 
 
 def _unsafe_imports(node: ast.Import | ast.ImportFrom) -> list[str]:
@@ -68,6 +68,11 @@ def _unsafe_calls(node: ast.Call) -> Iterator[str]:
     for given in node.keywords:
         if given.arg in ("allow_pickle", "trust_remote_code") and _is_true(given.value):
             yield f"{given.arg}=True"
+
+
+def _stands_for_missing_work(node: ast.Raise) -> bool:
+    raised = node.exc.func if isinstance(node.exc, ast.Call) else node.exc
+    return isinstance(raised, ast.Name) and raised.id == "NotImplementedError"
 
 
 def _is_weights_only(call: ast.Call) -> bool:
@@ -110,7 +115,9 @@ def test_no_text_holds_unfinished_work_or_paths_of_one_machine() -> None:
         ("numpy.load(path, allow_pickle=True)\n", ["line 1: allow_pickle=True"]),
         ("try:\n    f()\nexcept Exception:\n    pass\n", ["line 3: an exception swallowed whole"]),
         ("try:\n    f()\nexcept KeyError:\n    pass\n", []),
-        ("raise NotImplementedError\n", ["line 1: NotImplementedError"]),
+        ("raise NotImplementedError\n", ["line 1: raises NotImplementedError"]),
+        ("raise NotImplementedError('later')\n", ["line 1: raises NotImplementedError"]),
+        ("try:\n    f()\nexcept NotImplementedError:\n    g()\n", []),
     ],
 )
 def test_the_check_of_source_sees_what_it_names(source: str, expected: list[str]) -> None:
