@@ -1,5 +1,6 @@
 """Named methods. `ALGORITHMS` is the whole list; each is a frozen value with a card."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
@@ -50,7 +51,7 @@ def build_algorithm(name: str, options: Mapping[str, Any] | None = None) -> Algo
             raise ExperimentError(f"algorithm `{name}` has no option `{option}`; {nearest(option, known)}")
     try:
         adapter: TypeAdapter[Algorithm] = TypeAdapter(cls)
-        algorithm = adapter.validate_python(options, strict=True)
+        algorithm = adapter.validate_json(json.dumps(options), strict=True)
         algorithm.objective()
     except ArgumentError as problem:
         raise ExperimentError(f"algorithm `{name}`: {problem}") from problem

@@ -65,7 +65,9 @@ async def run_rollout(setting: Setting, *, writer: Sampler | Script, key: Rollou
         except BoundaryError as failure:
             session.outcome = Outcome(reason=_REASONS[type(failure)], detail=str(failure)[:2000])
         session.close()
-        outcome = session.outcome or Outcome(reason=StopReason.NATURAL_END, detail="the agent returned")
+        outcome = session.outcome
+        if outcome is None:
+            outcome = Outcome(reason=StopReason.NATURAL_END, detail="the agent returned")
         return Trajectory(
             key=key,
             task=TaskRef(id=task.id, family=task.family, split=task.split),

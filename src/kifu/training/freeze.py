@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
 from kifu.algorithms import Algorithm, options_of
-from kifu.envs import Environment, class_tools
+from kifu.envs import Environment
 from kifu.objectives import unit_of
 from kifu.training.layers import Experiment, HfPolicy
 
@@ -87,6 +87,7 @@ def freeze(
     algorithm_id: str,
     algorithm: Algorithm,
     identity: Identity,
+    tools: tuple[str, ...],
     tasks_digest: str | None = None,
     libraries: Mapping[str, str] | None = None,
 ) -> Protocol:
@@ -98,12 +99,13 @@ def freeze(
         algorithm_id: its name in `kifu.algorithms.ALGORITHMS`.
         algorithm: the value with every option resolved.
         identity: digests of the policy.
+        tools: names of the tools, as an instance lists them before its first reset.
         tasks_digest: SHA-256 of the task file, where tasks come from a file.
         libraries: versions of foreign libraries in use.
     """
     tables: Tables = {
         "environment": _environment(experiment, environment, tasks_digest, libraries or {}),
-        "policy": _policy(experiment, environment, identity),
+        "policy": _policy(experiment, identity, tools),
         "record": _record(experiment),
         "credit": _credit(experiment, algorithm_id, algorithm),
         "update": _update(experiment, algorithm),
@@ -136,7 +138,7 @@ def _environment(
     }
 
 
-def _policy(experiment: Experiment, environment: type[Environment], identity: Identity) -> dict[str, Any]:
+def _policy(experiment: Experiment, identity: Identity, tools: tuple[str, ...]) -> dict[str, Any]:
     layer = experiment.policy.model_dump(mode="json", by_alias=True, exclude={"start", "model"})
     dialect = experiment.policy.dialect if isinstance(experiment.policy, HfPolicy) else "symbols"
     return {
@@ -146,7 +148,7 @@ def _policy(experiment: Experiment, environment: type[Environment], identity: Id
         "template": identity.template,
         "parser": identity.parser,
         "dialect": dialect,
-        "tools": [spec.name for spec in class_tools(environment)] or "given by the task at reset",
+        "tools": list(tools) or "given by the task at reset",
         "controller": identity.controller,
         "history": identity.history,
         "memory": "none outside the context",

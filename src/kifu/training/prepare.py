@@ -1,17 +1,18 @@
 """From a loaded experiment to everything a run needs short of weights in memory and a folder on disk."""
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 from kifu.agents import AGENTS, Agent
 from kifu.algorithms import Algorithm, build_algorithm
 from kifu.credit import Bootstrap, CutTreatment, Exclude, Terminal
 from kifu.credit.reading import RewardRules
-from kifu.envs import Environment, Task, class_tools
+from kifu.envs import Environment, Task
 from kifu.envs.registry import resolve_environment
 from kifu.errors import ExperimentError
 from kifu.models import ModelFolder, pull
@@ -121,7 +122,8 @@ def prepare(loaded: Loaded) -> Prepared:
     for stage in stages:
         _check_stage(stage, experiment)
     model = _model(loaded)
-    renderer = _renderer(experiment, environment, model)
+    tools = _tool_names(environment, experiment.environment.options)
+    renderer = _renderer(experiment, environment, tools=tools, model=model)
     agent = AGENTS[AGENT]()
     identity = Identity(
         weights=_weights_identity(experiment, model),
@@ -137,6 +139,7 @@ def prepare(loaded: Loaded) -> Prepared:
         algorithm_id=experiment.credit.algorithm,
         algorithm=stages[-1].algorithm,
         identity=identity,
+        tools=tools,
         tasks_digest=loaded.tasks_digest,
         libraries=_versions(),
     )
@@ -236,7 +239,25 @@ def _model(loaded: Loaded) -> ModelFolder | None:
     return pull(str(local.resolve()) if local.is_dir() else policy.model)
 
 
-def _renderer(experiment: Experiment, environment: type[Environment], model: ModelFolder | None) -> Renderer:
+def _tool_names(environment: type[Environment], options: Mapping[str, Any]) -> tuple[str, ...]:
+    """Tools of an instance before its first reset.
+
+    Raises:
+        ExperimentError: the constructor does not take the options.
+    """
+    try:
+        world = environment(**options)
+    except TypeError as cause:
+        raise ExperimentError(f"environment.options do not fit `{environment.__name__}`: {cause}") from cause
+    try:
+        return tuple(spec.name for spec in world.tools())
+    finally:
+        world.close()
+
+
+def _renderer(
+    experiment: Experiment, environment: type[Environment], *, tools: tuple[str, ...], model: ModelFolder | None
+) -> Renderer:
     policy = experiment.policy
     if isinstance(policy, RecurrentPolicy):
         if not environment.vocabulary:
@@ -244,9 +265,7 @@ def _renderer(experiment: Experiment, environment: type[Environment], model: Mod
                 f"policy.engine = `recurrent` reads symbols, and environment `{experiment.environment.name}` declares "
                 "no vocabulary; use engine = `hf`"
             )
-        return SymbolRenderer(
-            actions=tuple(spec.name for spec in class_tools(environment)), vocabulary=environment.vocabulary
-        )
+        return SymbolRenderer(actions=tools, vocabulary=environment.vocabulary)
     assert model is not None
     return load_renderer(Path(model.path), dialect=DIALECTS[policy.dialect], thinking=policy.thinking or None)
 

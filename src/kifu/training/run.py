@@ -230,8 +230,6 @@ async def _run(loop: Loop, bench: Bench, progress: Progress) -> None:
     if progress.step:
         await bench.engine.sampler.load(bench.kept(progress.version))
     running = asyncio.get_running_loop()
-    try:
+    with suppress(NotImplementedError, RuntimeError, ValueError):  # not the main thread: our caller handles it
         running.add_signal_handler(signal.SIGINT, loop.stop)
-    except (NotImplementedError, RuntimeError, ValueError):
-        pass  # not the main thread: whoever started us handles interrupts
     await loop.run()
