@@ -23,7 +23,7 @@ _VIEW = StepView(
 def test_the_line_reads_as_documented() -> None:
     """The whole line, character by character."""
     assert step_line(_VIEW) == (
-        "step  5/12  success ▁▂▅██ 0.97  informative 2/6  96 rollouts 3.1 s  "
+        "step  5/12  success ▁▂▅▇█ 0.97  informative 2/6  96 rollouts 3.1 s  "
         "trained 612 tokens of 1,940 nodes  ledger closed"
     )
 

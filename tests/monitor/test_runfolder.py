@@ -71,7 +71,7 @@ def test_a_failed_write_leaves_the_old_file_and_no_leftover(tmp_path: Path) -> N
 
     with pytest.raises(ValueError, match="JSON compliant"):
         write_json(path, {"bad": float("nan")})
-    with pytest.raises(StorageError, match="could not be written"):
+    with pytest.raises(StorageError, match="cannot write"):
         write_atomic(tmp_path / "missing" / "facts.json", b"x")
 
     assert json.loads(path.read_text()) == {"old": 1}
@@ -121,5 +121,5 @@ def test_a_full_disk_is_named_and_the_old_file_survives(tmp_path: Path) -> None:
 
     assert done.returncode == 0, done.stderr
     message, state = done.stdout.splitlines()
-    assert "no space for 200000 bytes" in message
+    assert "no space left while writing facts.json" in message
     assert state == "old ['facts.json']"

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from kifu.errors import DiskFullError, UsageError
+from kifu.errors import UsageError
 from kifu.monitor.events import EventWriter
 from kifu.monitor.runfolder import write_atomic
+from kifu.records.files import storing
 
 MetricValue: TypeAlias = "float | int | str | bool | None"
 
@@ -119,14 +120,10 @@ class MetricsWriter:
             DiskFullError: no space.
         """
         row = metrics.to_json()
-        try:
+        with storing(f"the metrics of step {metrics.step}", self._path):
             self._file.write(_line(row))
             self._file.flush()
             os.fsync(self._file.fileno())
-        except OSError as cause:
-            raise DiskFullError(
-                f"{self._path}: step {metrics.step} could not be written: {cause}. Free space."
-            ) from cause
         if self._events is not None:
             self._events.scalars(metrics.step, _numbers(row))
 

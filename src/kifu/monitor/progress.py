@@ -14,7 +14,7 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 def sparkline(values: Sequence[float | None], *, width: int = 12) -> str:
     """The last ``width`` values, each in [0, 1], as bars; an absent value is a gap."""
-    bars = [" " if value is None else _BARS[min(7, max(0, int(value * 8)))] for value in values[-width:]]
+    bars = [" " if value is None else _BARS[round(7 * min(1.0, max(0.0, value)))] for value in values[-width:]]
     return "".join(bars)
 
 

@@ -1,14 +1,13 @@
 """The folder of one run: where everything lies, and how small files are replaced whole."""
 
-import errno
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kifu.errors import AlteredError, DiskFullError, FormatError, StorageError
+from kifu.errors import AlteredError, FormatError, StorageError
+from kifu.records import write_atomically
 
 RUN_FORMAT = 1
 """Format of the run folder. A reader refuses a newer one."""
@@ -136,33 +135,12 @@ def write_atomic(path: Path, data: bytes) -> None:
 
     Raises:
         DiskFullError: no space; the old file is intact.
+        StorageError: it cannot be written.
     """
-    fresh = path.with_name(f".{path.name}.{os.getpid()}.new")
-    try:
-        with fresh.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.replace(path)
-        _sync_folder(path.parent)
-    except OSError as cause:
-        fresh.unlink(missing_ok=True)
-        if cause.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise DiskFullError(
-                f"{path}: no space for {len(data)} bytes; the file is as it was. Free space, then `kifu resume`."
-            ) from cause
-        raise StorageError(f"{path}: could not be written: {cause}") from cause
+    write_atomically(path, [data], what=path.name)
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Write a JSON object atomically, keys in the given order; NaN and infinities are refused."""
     text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
     write_atomic(path, (text + "\n").encode())
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
