@@ -129,7 +129,13 @@ class ChatRenderer:
         return self.habits.end_id if self.habits.end_id is not None else self.stop_ids[0]
 
     def _conversation(self, *, policy: Origin, observed: Origin) -> Conversation:
-        return Conversation(habits=self.habits, dialect=self.dialect, policy=policy, observed=observed)
+        return Conversation(
+            habits=self.habits, dialect=self.dialect, policy=policy, observed=observed, guard=self._guard
+        )
+
+    @property
+    def _guard(self) -> tuple[str, ...]:
+        return tuple(token.content for token in self.tokenizer.added)
 
     def _lay_out(self, entries: Sequence[Entry], tools: Sequence[ToolView]) -> Layout:
         return lay_out(
@@ -138,7 +144,7 @@ class ChatRenderer:
             tools=tools if self.habits.describes_tools else (),
             form=self.habits.reasoning_form,
             generation_prompt=True,
-            guard=[token.content for token in self.tokenizer.added],
+            guard=self._guard,
         )
 
     def _check_whole(self, chunks: Sequence[Chunk], pieces: Sequence[Piece]) -> None:

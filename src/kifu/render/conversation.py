@@ -7,7 +7,7 @@ from kifu.errors import RenderError
 from kifu.records import Ints, Origin
 from kifu.render.contract import Message, ToolView
 from kifu.render.dialects import Dialect, join_calls
-from kifu.render.layout import Entry
+from kifu.render.layout import Entry, foreign_strings
 from kifu.render.probes import Habits
 from kifu.render.thinking import CLOSE, split_reasoning
 from kifu.render.tokenizer import ChatTokenizer, Chunk, Level
@@ -23,6 +23,8 @@ class Conversation:
     """Origin of assistant text: PROMPT for demonstrations, CONTROLLER for history that is shown again."""
     observed: Origin
     """Origin of tool results."""
+    guard: tuple[str, ...] = ()
+    """Spellings of control tokens, which descriptions of tools must not turn into."""
 
     def entries(self, messages: Sequence[Message], tools: Sequence[ToolView]) -> list[Entry]:
         """Calls written out, tools described, results in the role the template knows."""
@@ -44,7 +46,8 @@ class Conversation:
         if message.role == "assistant":
             return self._assistant(message, tools)
         if message.role == "system":
-            content = Chunk(origin=Origin.PROMPT, level=Level.AUTHOR, text=message.content)
+            quoted = foreign_strings(tools, self.guard)
+            content = Chunk(origin=Origin.PROMPT, level=Level.AUTHOR, text=message.content, quoted=quoted)
         else:
             origin = Origin.PROMPT if message.role == "user" else self.observed
             content = Chunk(origin=origin, text=message.content)
@@ -65,9 +68,9 @@ class Conversation:
         """Add the dialect's description to the system text, unless the template describes tools itself."""
         found = list(messages)
         text = "" if self.habits.describes_tools else self.dialect.describe(tools)
-        system = found.pop(0).content if found and found[0].role == "system" else ""
+        system = found.pop(0).content if found and found[0].role == "system" else None
         content = "\n\n".join(part for part in (system, text) if part)
-        if not content:
+        if not content and (system is None or not self.habits.has_system_role):
             return found
         if self.habits.has_system_role:
             return [Message(role="system", content=content), *found]

@@ -189,23 +189,32 @@ def _json_chunk(text: str) -> Chunk:
     return Chunk(origin=Origin.PROMPT, level=Level.DATA, text=text)
 
 
+def foreign_strings(tools: Sequence[ToolView], guard: Sequence[str]) -> tuple[str, ...]:
+    """Strings of tools that spell a control token, plain and as JSON writes them."""
+    found: list[str] = []
+    for tool in tools:
+        _walk([schema_of(tool), tool.command], guard, found)
+    return tuple(dict.fromkeys([*found, *map(_escaped, found)]))
+
+
 def _guard_tools(tools: Sequence[ToolView], guard: Sequence[str]) -> tuple[list[dict[str, Any]] | None, list[str]]:
     """Schemas for the template, and the strings taken out of them because they spell a control token."""
     strings: list[str] = []
+    found = [_walk(schema_of(tool), guard, strings) for tool in tools]
+    # Templates write tools as JSON; the placeholder stands inside its quotes.
+    return ([item for item in found if isinstance(item, dict)] or None), list(map(_escaped, strings))
 
-    def walk(value: object) -> object:
-        if isinstance(value, dict):
-            return {walk(key): walk(item) for key, item in value.items()}
-        if isinstance(value, list):
-            return [walk(item) for item in value]
-        if isinstance(value, str) and any(token in value for token in guard):
-            # Templates write tools as JSON; the placeholder stands inside its quotes.
-            strings.append(_escaped(value))
-            return f"{_NONCE}t{len(strings) - 1}z"
-        return value
 
-    found = [walk(schema_of(tool)) for tool in tools]
-    return ([item for item in found if isinstance(item, dict)] or None), strings
+def _walk(value: object, guard: Sequence[str], strings: list[str]) -> object:
+    """Copy of a JSON value with a placeholder for every string that spells a control token."""
+    if isinstance(value, dict):
+        return {_walk(key, guard, strings): _walk(item, guard, strings) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_walk(item, guard, strings) for item in value]
+    if isinstance(value, str) and any(token in value for token in guard):
+        strings.append(value)
+        return f"{_NONCE}t{len(strings) - 1}z"
+    return value
 
 
 def _escaped(text: str) -> str:

@@ -10,7 +10,7 @@ import json
 import re
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import lru_cache
 from itertools import accumulate, groupby
@@ -54,6 +54,8 @@ class Chunk:
     text: str = ""
     token_ids: tuple[int, ...] | None = None
     """Taken as they are instead of encoding ``text``."""
+    quoted: tuple[str, ...] = ()
+    """Strings of others inside ``text``, in which no added token is recognised."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,9 +177,13 @@ class ChatTokenizer:
         found: list[tuple[int, int, int]] = []
         at = 0
         for level, group in groupby(text.chunks, key=lambda chunk: chunk.level):
-            run = "".join(chunk.text for chunk in group)
+            members = list(group)
+            run = "".join(chunk.text for chunk in members)
+            closed = _occurrences(run, [string for chunk in members for string in chunk.quoted])
             matcher = self._matchers.get(level)
             for match in matcher.finditer(run) if matcher else ():
+                if any(first <= match.start() and match.end() <= last for first, last in closed):
+                    continue
                 token = by_content[match.group()]
                 start, stop = at + match.start(), at + match.end()
                 low = found[-1][1] if found else 0
@@ -217,7 +223,7 @@ class ChatTokenizer:
                 f"the tokenizer drops {sorted(bad)[0]!r} from {chunk.origin} text; take the character out of it"
             )
         table = str.maketrans({char: char.encode("unicode_escape").decode() for char in bad})
-        return Chunk(origin=chunk.origin, level=chunk.level, text=chunk.text.translate(table))
+        return replace(chunk, text=chunk.text.translate(table))
 
     def _check_writable(self, char: str) -> bool:
         text = f"a{char}a"
@@ -314,6 +320,10 @@ def _added(full: Tokenizer) -> tuple[Added, ...]:
             )
         )
     return tuple(found)
+
+
+def _occurrences(text: str, strings: Sequence[str]) -> list[tuple[int, int]]:
+    return [match.span() for string in strings for match in re.finditer(re.escape(string), text)]
 
 
 def _matcher(tokens: Sequence[Added]) -> re.Pattern[str] | None:
