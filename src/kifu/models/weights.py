@@ -114,7 +114,7 @@ def _read_header(file: Path) -> list[StoredTensor]:
     if not isinstance(header, dict):
         raise ModelError(f"{file}: its header is a {type(header).__name__}, expected a table of tensors")
     base = 8 + length
-    tensors = [_located(file, name, entry, base) for name, entry in header.items() if name != "__metadata__"]
+    tensors = [_located(file, name, entry, base=base) for name, entry in header.items() if name != "__metadata__"]
     end = base
     for tensor in sorted(tensors, key=lambda one: (one.begin, one.end)):
         if tensor.begin < end:
@@ -125,7 +125,7 @@ def _read_header(file: Path) -> list[StoredTensor]:
     return tensors
 
 
-def _located(file: Path, name: str, entry: object, base: int) -> StoredTensor:
+def _located(file: Path, name: str, entry: object, *, base: int) -> StoredTensor:
     match entry:
         case {"dtype": str(dtype), "shape": [*shape], "data_offsets": [int(begin), int(end)]} if dtype in _DTYPES:
             kind, width = _DTYPES[dtype]
