@@ -16,6 +16,7 @@ from kifu.records.files import storing
 MetricValue: TypeAlias = "float | int | str | bool | None"
 
 METRICS: Mapping[str, str] = {
+    "stage": "part of the experiment the step belongs to, e.g. imitation before reinforcement",
     "step": "index of the step, from 0",
     "seconds": "wall seconds the step took, evaluation included",
     "cpu_seconds": "CPU seconds of all threads and finished children in the step",
@@ -46,7 +47,7 @@ METRICS: Mapping[str, str] = {
 """Every metric and its meaning."""
 
 FAMILIES: Mapping[str, str] = {
-    "evaluation/": "success on held-out tasks after the step: `evaluation/success`, `/low`, `/high`, `/tasks`",
+    "evaluation/": "success on held-out tasks after the step: `evaluation/success`, `/low`, `/high`, `/tasks`, `/version`",
     "family/": "success of training rollouts by task family: `family/<name>`",
     "objective/": "sums and counts of the objective: `objective/<stat>`",
     "stop/": "rollouts by stop reason: `stop/<reason>`",

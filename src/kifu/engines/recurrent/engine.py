@@ -6,6 +6,7 @@ from kifu.engines.recurrent.model import ActorCritic
 from kifu.engines.recurrent.options import read_options
 from kifu.engines.recurrent.prefixes import BLOCK
 from kifu.engines.recurrent.sampler import RecurrentSampler
+from kifu.engines.recurrent.threads import one_thread
 from kifu.engines.recurrent.trainer import RecurrentTrainer
 from kifu.engines.recurrent.weights import load_weights
 from kifu.policy import Engine, EngineSpec
@@ -49,7 +50,7 @@ def rows_are_independent(model: ActorCritic, *, vocabulary: int) -> bool:
     dtype = model.embedding.dtype
     state_BH = torch.rand(BLOCK, model.hidden, generator=generator, dtype=dtype) * 2 - 1
     token_B = torch.randint(vocabulary, (BLOCK,), generator=generator)
-    with torch.inference_mode():
+    with one_thread(), torch.inference_mode():
         expected = _outputs(model, state_BH, token_B)
         for _ in range(_TRIALS):
             slots = torch.randperm(BLOCK, generator=generator)

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 
 from kifu.engines.recurrent.model import ActorCritic
+from kifu.engines.recurrent.threads import one_thread
 
 BLOCK = 32
 """Rows of every forward. A fixed shape keeps a row's arithmetic independent of how many neighbours it has."""
@@ -86,7 +87,7 @@ class PrefixTree:
             tokens[row] = node.token
         states[len(nodes) :] = 0
         tokens[len(nodes) :] = 0
-        with torch.inference_mode():
+        with one_thread(), torch.inference_mode():
             state_BH = self._model.step(self._state_BH, self._token_B)
             logits_BV = self._model.logits(state_BH).numpy()
             value_B = self._model.values(state_BH).numpy()

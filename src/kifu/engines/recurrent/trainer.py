@@ -3,8 +3,7 @@
 Axes: ``M`` nodes of a batch, ``T`` positions, ``H`` width of the state, ``N`` occurrences, ``K`` values.
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from kifu.batching import PackedBatch, ValueTargets
 from kifu.engines.recurrent.model import ActorCritic
+from kifu.engines.recurrent.threads import one_thread
 from kifu.engines.recurrent.weights import load_tensors, read_tensors
 from kifu.errors import EngineFailure
 from kifu.objectives import Head, Objective, Optimizer, Terms, ValueTerms, support_logprobs
@@ -84,7 +84,7 @@ class RecurrentTrainer:
 
     def forward_backward(self, batch: PackedBatch, objective: Objective) -> dict[str, float]:
         """Accumulate the gradient of the summed loss."""
-        with _one_thread():
+        with one_thread():
             terms = self.terms(batch, needs_entropy=objective.needs_entropy)
             loss = objective(terms)
             if loss.total.requires_grad:
@@ -144,7 +144,7 @@ class RecurrentTrainer:
 
     def optim_step(self) -> StepResult:
         """Clip, step, clear; a step that is not applied names its batches."""
-        with _one_thread():
+        with one_thread():
             result = self._optimizer.step(loss=self._loss)
         if not result.applied:
             result = replace(result, why=f"{result.why} (batches from {', '.join(self._batches) or 'nowhere'})")
@@ -180,13 +180,3 @@ def _index(values: npt.NDArray[Any]) -> Tensor:
 
 def _number(values: npt.NDArray[Any], dtype: torch.dtype) -> Tensor:
     return torch.tensor(values, dtype=dtype)
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
