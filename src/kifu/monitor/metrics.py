@@ -47,7 +47,7 @@ METRICS: Mapping[str, str] = {
 """Every metric and its meaning."""
 
 FAMILIES: Mapping[str, str] = {
-    "evaluation/": "success on held-out tasks after the step: `evaluation/success`, `/low`, `/high`, `/tasks`, `/version`",
+    "evaluation/": "held-out success after the step: `evaluation/success`, `/low`, `/high`, `/tasks`, `/version`",
     "family/": "success of training rollouts by task family: `family/<name>`",
     "objective/": "sums and counts of the objective: `objective/<stat>`",
     "stop/": "rollouts by stop reason: `stop/<reason>`",
