@@ -64,7 +64,7 @@ async def run_rollout(setting: Setting, *, writer: Sampler | Script, key: Rollou
             verdict = await guard.verify()
         except BoundaryError as failure:
             session.outcome = Outcome(reason=_REASONS[type(failure)], detail=str(failure)[:2000])
-        session.close()
+        session.log.close_turn()
         outcome = session.outcome
         if outcome is None:
             outcome = Outcome(reason=StopReason.NATURAL_END, detail="the agent returned")
@@ -79,8 +79,8 @@ async def run_rollout(setting: Setting, *, writer: Sampler | Script, key: Rollou
                 final_digest=guard.final_digest,
             ),
             provenance=setting.provenance,
-            tapes=session.builder.build(),
-            turns=tuple(session.turns),
+            tapes=session.log.build(),
+            turns=tuple(session.log.turns),
             outcome=outcome,
             verdict=verdict,
             final_value=final_value,

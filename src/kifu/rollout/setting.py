@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from kifu.agents import Agent
 from kifu.envs import Environment
-from kifu.records import Provenance, Sampling
+from kifu.records import Provenance, Sampling, StopReason
 from kifu.render import Message, Renderer
 
 
@@ -21,6 +21,23 @@ class Limits:
     """Wall time of one rollout."""
     tool_seconds: float = 30.0
     """Wall time of one call of the environment."""
+
+    def reached(self, *, turns: int, tokens: int, after_result: bool) -> tuple[StopReason, str] | None:
+        """The limit that forbids another turn, if one does.
+
+        Args:
+            turns: written so far.
+            tokens: in the context.
+            after_result: whether the context ends with a tool's result.
+        """
+        if self.task_turns is not None and turns >= self.task_turns:
+            return StopReason.TASK_BUDGET, f"the task allows {self.task_turns} turns"
+        if self.turns is not None and turns >= self.turns:
+            return StopReason.TURN_LIMIT, f"the collector allows {self.turns} turns"
+        if self.tokens is not None and tokens >= self.tokens:
+            reason = StopReason.TOOL_RESULT_OVERFLOW if after_result else StopReason.TOKEN_LIMIT
+            return reason, f"the context holds {tokens} tokens, the collector allows {self.tokens}"
+        return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

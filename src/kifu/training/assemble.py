@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from kifu.records.audit import pre_update_check
 
 from kifu.algorithms import Algorithm, TurnCredit
 from kifu.batching import Doubles, Row
@@ -17,6 +16,7 @@ from kifu.credit.episode import Episode
 from kifu.credit.reading import Exclusion, RewardRules, read_episode
 from kifu.objectives import Reduction, token_weights
 from kifu.records import Group, Ints, Origin, Purpose, Span, Support, Trajectory, as_floats, as_ints
+from kifu.records.checks import pre_update_check
 from kifu.records.ledger import Bucket
 
 _EXCLUDED: Mapping[Exclusion, Bucket] = {
@@ -153,14 +153,16 @@ def _rows(credited: list[tuple[Trajectory, TurnCredit]], reduction: Reduction) -
     for (trajectory, credit), weights_N in zip(credited, weights_BN, strict=True):
         used = 0
         for tape in range(len(trajectory.tapes)):
-            row = _row(trajectory, tape, credit, weights_N[used:], over)
+            row = _row(trajectory, tape, credit=credit, weights_N=weights_N[used:], over=over)
             if row is not None:
                 used += row.positions.size
                 rows.append(row)
     return tuple(rows), over
 
 
-def _row(trajectory: Trajectory, tape: int, credit: TurnCredit, weights_N: Doubles, over: Denominators) -> Row | None:
+def _row(
+    trajectory: Trajectory, tape: int, *, credit: TurnCredit, weights_N: Doubles, over: Denominators
+) -> Row | None:
     origin, position = trained_origin(trajectory), trajectory.tapes[tape].fork_at
     positions: list[int] = []
     chosen: list[Span] = []
@@ -172,7 +174,7 @@ def _row(trajectory: Trajectory, tape: int, credit: TurnCredit, weights_N: Doubl
     if not positions:
         return None
     turns = np.concatenate([np.full(len(span), span.turn) for span in chosen])
-    values = _values(trajectory, tape, credit, over)
+    values = _values(trajectory, tape, credit=credit, over=over)
     return Row(
         trajectory=trajectory.id,
         tape=tape,
@@ -198,7 +200,7 @@ class _Values(NamedTuple):
     weights: Doubles
 
 
-def _values(trajectory: Trajectory, tape: int, credit: TurnCredit, over: Denominators) -> _Values | None:
+def _values(trajectory: Trajectory, tape: int, *, credit: TurnCredit, over: Denominators) -> _Values | None:
     targets_K = credit.value_targets_K
     turns = [turn for turn in trajectory.turns if turn.tape == tape]
     if targets_K is None or not turns:

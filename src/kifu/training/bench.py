@@ -13,7 +13,8 @@ from kifu.records import Purpose, Trajectory
 from kifu.records.store import RunStore
 from kifu.records.weights import WeightStore
 from kifu.rollout import Script
-from kifu.training.collect import Books, Collector
+from kifu.training.books import Books
+from kifu.training.collect import Collector
 from kifu.training.layers import Experiment
 from kifu.training.prepare import Prepared, Stage
 from kifu.training.tasks import demonstration_task

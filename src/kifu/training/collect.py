@@ -1,15 +1,15 @@
 """Collecting groups: which rollouts a step needs, which the record already has, and the rest run concurrently."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from kifu.envs import Task
 from kifu.policy import Sampler
 from kifu.records import Group, Purpose, RolloutKey, TaskRef, Trajectory
-from kifu.records.ledger import Count
 from kifu.rollout import Script, Setting, run_rollout
+from kifu.training.books import Books
 from kifu.training.tasks import TaskSource
 
 Result = TypeVar("Result")
@@ -19,39 +19,6 @@ Accept = Callable[[Trajectory], Awaitable[None]]
 
 Demonstrate = Callable[[Task, int], Script]
 """(task, seed) to a demonstrator's script."""
-
-
-class Books:
-    """Counts attempts and sampled tokens at their source, for the ledger: what was started, what is still held."""
-
-    def __init__(self) -> None:
-        self._open: dict[str, int] = {}
-        self._started = Count()
-
-    def begin(self, attempt: str) -> None:
-        """An attempt starts; its tokens are booked when it is accepted."""
-        self._open[attempt] = 0
-        self._started += Count(attempts=1)
-
-    def accepted(self, trajectory: Trajectory) -> None:
-        """An attempt is durable."""
-        self._open[trajectory.id] = trajectory.sampled_tokens
-        self._started += Count(tokens=trajectory.sampled_tokens)
-
-    def take_started(self) -> Count:
-        """What was started since the last time this was asked."""
-        found, self._started = self._started, Count()
-        return found
-
-    def close(self, attempts: Iterable[str]) -> None:
-        """Attempts leave the flight into a bucket."""
-        for attempt in attempts:
-            del self._open[attempt]
-
-    @property
-    def in_flight(self) -> Count:
-        """What is held: attempts under way, and accepted ones that no step has closed."""
-        return Count(attempts=len(self._open), tokens=sum(self._open.values()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -104,7 +104,7 @@ def freeze(
         libraries: versions of foreign libraries in use.
     """
     tables: Tables = {
-        "environment": _environment(experiment, environment, tasks_digest, libraries or {}),
+        "environment": _environment(experiment, environment, tasks_digest=tasks_digest, libraries=libraries or {}),
         "policy": _policy(experiment, identity, tools),
         "record": _record(experiment),
         "credit": _credit(experiment, algorithm_id, algorithm),
@@ -122,7 +122,11 @@ def freeze(
 
 
 def _environment(
-    experiment: Experiment, environment: type[Environment], tasks_digest: str | None, libraries: Mapping[str, str]
+    experiment: Experiment,
+    environment: type[Environment],
+    *,
+    tasks_digest: str | None,
+    libraries: Mapping[str, str],
 ) -> dict[str, Any]:
     layer = experiment.environment.model_dump(mode="json", exclude={"tasks", "name"})
     for field, fact in _FROM_FACTS.items():

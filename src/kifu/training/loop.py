@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from kifu.batching import PackedBatch, pack_rows
-from kifu.errors import AlteredError, FailureRateError, InterruptedRun, NoSignalError
+from kifu.errors import AlteredError, InterruptedRun, NoSignalError
 from kifu.objectives import merge_stats
 from kifu.policy import StepResult, Weights
 from kifu.records import Group, Trajectory
@@ -18,6 +18,7 @@ from kifu.records.plan import PlanLine, PlanLog
 from kifu.records.store import RunStore
 from kifu.training.assemble import Assembled, assemble
 from kifu.training.bench import Bench
+from kifu.training.books import close_step, limit_failures
 from kifu.training.checkpoint import Mark, save_checkpoint
 from kifu.training.observe import Observer, StepSeen
 from kifu.training.plan import plan_line
@@ -104,7 +105,7 @@ class Loop:
         with self._observer.collecting():
             groups = await self._groups(stage, step)
         trajectories = {member.id: member for group in groups for member in group.members}
-        self._limit_failures(trajectories)
+        limit_failures(trajectories.values(), limit=self._bench.experiment.environment.failure_rate_limit, step=step)
         with self._observer.training():
             trained = await asyncio.to_thread(self._train, stage, groups, trajectories)
             if trained.moved:
@@ -202,7 +203,9 @@ class Loop:
         batches = pack_rows(assembled.rows, layout=self._bench.engine.layout, max_nodes=self._bench.machine.max_nodes)
         digests = {name: self._store.digest(name) or "" for name in trajectories}
         epochs = stage.algorithm.plan.epochs
-        self._close_ledger(assembled, trajectories, epochs)
+        self.progress.ledger = close_step(
+            self.progress.ledger, self._bench.books, assembled=assembled, trajectories=trajectories, epochs=epochs
+        )
         objective = stage.algorithm.objective()
         results, stats = [], []
         for update in range(epochs):
@@ -241,20 +244,6 @@ class Loop:
                 "`kifu audit` names the record that was changed"
             )
 
-    def _close_ledger(self, assembled: Assembled, trajectories: Mapping[str, Trajectory], epochs: int) -> None:
-        books, trained = self._bench.collector.books, 0
-        started = books.take_started()
-        ledger = self.progress.ledger.start(attempts=started.attempts, tokens=started.tokens)
-        for name, bucket in assembled.buckets.items():
-            tokens = trajectories[name].sampled_tokens
-            trained += tokens if bucket is Bucket.TRAINED else 0
-            ledger = ledger.close(bucket, attempts=1, tokens=tokens)
-        books.close(assembled.buckets)
-        if trained:
-            ledger = ledger.use(epochs, tokens=trained)
-        self.progress.ledger = ledger.end(in_flight=books.in_flight)
-        self.progress.ledger.check()
-
     async def _publish(self, weights: Weights) -> None:
         self.progress.digest = await asyncio.to_thread(self._bench.keep, weights)
         self.progress.version = weights.version
@@ -282,17 +271,6 @@ class Loop:
         ledger = self.progress.ledger.start(attempts=len(members), tokens=tokens)
         self.progress.ledger = ledger.close(Bucket.EVALUATION, attempts=len(members), tokens=tokens)
         self._observer.evaluated(self.progress.version, members, split=layer.split)
-
-    def _limit_failures(self, trajectories: Mapping[str, Trajectory]) -> None:
-        failed = [item for item in trajectories.values() if item.outcome.infra_error]
-        limit = self._bench.experiment.environment.failure_rate_limit
-        if len(failed) > limit * len(trajectories):
-            raise FailureRateError(
-                f"step {self.progress.step}: {len(failed)} of {len(trajectories)} attempts ended in an infrastructure "
-                f"error, environment.failure_rate_limit is {limit}. First: {failed[0].id}: "
-                f"{failed[0].outcome.reason}: {failed[0].outcome.detail}. Fix it and `kifu resume`; they are recorded "
-                "as errors, not as failures of the policy."
-            )
 
     def _stalled(self, assembled: Assembled, stage: Stage) -> None:
         if assembled.informative or stage.demonstrations is not None:

@@ -87,7 +87,11 @@ class Prepared:
         Raises:
             ExperimentError: the environment has none.
         """
-        return partial(_script, self.environment, noise)
+
+        def demonstrate(task: Task, seed: int) -> Script:
+            return _script(self.environment, task, seed=seed, noise=noise)
+
+        return demonstrate
 
     def engine_spec(self, stage: Stage, *, seed: int, initial: Weights | None = None) -> EngineSpec:
         """What to ask the engine for."""
@@ -323,7 +327,7 @@ def _examples(environment: type[Environment], count: int, dialect: Dialect) -> t
         try:
             first = world.reset(task, task.seed)
             found.append(Message(role="user", content=first if isinstance(first, str) else first.text))
-            for call in _script(environment, 0.0, task, 0).calls:
+            for call in _script(environment, task, seed=0, noise=0.0).calls:
                 written = dialect.format_call(call, tool_views(world.tools()))
                 found.append(Message(role="assistant", content=written))
                 reply = world.step(call)
@@ -337,7 +341,7 @@ def _examples(environment: type[Environment], count: int, dialect: Dialect) -> t
     return tuple(found)
 
 
-def _script(environment: type[Environment], noise: float, task: Task, seed: int) -> Script:
+def _script(environment: type[Environment], task: Task, *, seed: int, noise: float) -> Script:
     demonstrate = getattr(environment, "demonstrate", None)
     if demonstrate is None:
         raise ExperimentError(
