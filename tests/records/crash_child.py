@@ -34,6 +34,7 @@ from kifu.records import (
     as_ints,
     content_digest,
     read_plan,
+    to_table,
 )
 
 STEPS, MEMBERS = 3, 2
@@ -90,7 +91,8 @@ def main(folder: Path, promise: Callable[[str, object], None]) -> None:
 
 
 def serve() -> None:
-    """Fork one run per line of the standard input."""
+    """Fork one run per line of the standard input, after everything slow to import was."""
+    to_table([record(0, 0)]).to_pylist()
     for line in sys.stdin:
         folder, crash_at, promises = line.rstrip("\n").split("\t")
         child = os.fork()
