@@ -140,7 +140,7 @@ class LoopRoom(Environment):
 def arrive(room: int, loaded: bool, action: str) -> tuple[int, bool, bool]:
     """Room, load and whether a parcel was delivered, after an action that does not slip."""
     room = (room + {"forward": 1, "back": -1, "ring": 0}[action]) % ROOMS
-    delivered = loaded and room == TARGET
+    delivered = loaded and room == TARGET and action != "ring"
     return room, (loaded and not delivered) or room == DEPOT, delivered
 
 
