@@ -197,19 +197,18 @@ class WeightStore:
         file = f"v{version:05d}.{'xor' if same else 'adapter' if is_adapter else 'full'}.zst"
         fresh: _Raw = np.empty(0, np.uint8) if is_adapter else np.empty(size, np.uint8) if raw is None else raw
         self._raw = None  # overwritten below; valid again only when the version is kept
-        with (
-            replacing(self.folder / file, what=f"weights of version {version}", crash="version") as handle,
-            zstandard.ZstdCompressor(level=_LEVEL).stream_writer(handle, size=size, closefd=False) as sink,
-        ):
+        with replacing(self.folder / file, what=f"weights of version {version}", crash="version") as handle:
+            frame = zstandard.ZstdCompressor(level=_LEVEL).compressobj(size=size)
             at = 0
             for name, _, _ in layout:
                 data = np.frombuffer(_bytes(tensors[name]), np.uint8)
                 for start in range(0, data.size, _CHUNK):
                     piece = data[start : start + _CHUNK]
-                    sink.write(piece.data if raw is None else (piece ^ raw[at : at + piece.size]).data)
+                    handle.write(frame.compress((piece if raw is None else piece ^ raw[at : at + piece.size]).data))
                     if not is_adapter:
                         fresh[at : at + piece.size] = piece
                     at += piece.size
+            handle.write(frame.flush())
         if not is_adapter:
             self._raw = (version, fresh)
         return Version(
