@@ -19,6 +19,8 @@ def paint(colour: Literal["red", "blue"], wall: int, coats: int = 1, note: str |
     Args:
         colour: of the paint.
         wall: its number.
+        coats: how often.
+        note: for the painter.
     """
     return ""
 
@@ -33,8 +35,8 @@ def test_a_schema_is_read_from_hints_and_docstring() -> None:
         "properties": {
             "colour": {"type": "string", "enum": ["red", "blue"], "description": "of the paint."},
             "wall": {"type": "integer", "description": "its number."},
-            "coats": {"type": "integer"},
-            "note": {"type": "string"},
+            "coats": {"type": "integer", "description": "how often."},
+            "note": {"type": "string", "description": "for the painter."},
         },
         "required": ["colour", "wall"],
     }
@@ -111,7 +113,8 @@ def test_a_cut_text_fits_and_accounts_for_every_byte(text: str, limit: int) -> N
 
 @given(st.binary())
 def test_any_bytes_become_valid_unicode(data: bytes) -> None:
-    assert visible(data).encode()
+    assert visible(data).encode().decode() == visible(data)
+    assert len(visible(data)) >= len(data.decode("utf-8", "ignore"))
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"])))
