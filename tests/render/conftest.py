@@ -24,7 +24,8 @@ WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s
 CORPUS = (
     "system user assistant tool You are a helpful assistant. Answer with exactly one of these commands.",
     "inspect the box, pickup red key, pickup blue key, open door, finish. The key fits. The key breaks.",
-    '{"tool": "get", "arg": "pens"} {"name": "get", "arguments": {"arg": "pens"}}\n\n  two spaces\n\nthen\n\nthree\n\nfour\n',
+    '{"tool": "get", "arg": "pens"} {"name": "get", "arguments": {"arg": "pens"}}\n\n  two spaces\n',
+    "then\n\nthree\n\nfour\n\n",
 )
 
 

@@ -95,7 +95,7 @@ class ChatTokenizer:
     """
 
     def __init__(self, *, source: str, config: Mapping[str, Any], stop_ids: Iterable[int] = ()) -> None:
-        self._full = Tokenizer.from_str(source)
+        self._full = _parse(source)
         self.variables: Mapping[str, str] = MappingProxyType(_variables(config))
         unknown = {text for text in self.variables.values() if self._full.token_to_id(text) is not None}
         known = {token.content for token in self._full.get_added_tokens_decoder().values()}
@@ -267,9 +267,9 @@ def load_tokenizer(folder: Path) -> ChatTokenizer:
             break
     try:
         source = path.read_text(encoding="utf-8")
-        return ChatTokenizer(source=source, config=read_json(folder / "tokenizer_config.json"), stop_ids=stops)
-    except (ValueError, KeyError, TypeError) as cause:
-        raise RenderError(f"{path}: not a readable tokenizer: {cause}") from cause
+    except UnicodeDecodeError as cause:
+        raise RenderError(f"{path}: not text: {cause}") from cause
+    return ChatTokenizer(source=source, config=read_json(folder / "tokenizer_config.json"), stop_ids=stops)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -283,6 +283,13 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise RenderError(f"{path}: found {type(found).__name__}, expected a JSON object")
     return found
+
+
+def _parse(source: str) -> Tokenizer:
+    try:
+        return Tokenizer.from_str(source)
+    except Exception as cause:  # tokenizers raises nothing more specific
+        raise RenderError(f"tokenizer.json is not a readable tokenizer: {cause}") from cause
 
 
 def _variables(config: Mapping[str, Any]) -> dict[str, str]:
