@@ -75,6 +75,7 @@ class Loop:
         self._ahead: dict[int, asyncio.Task[list[Group]]] = {}
         self._waiting: asyncio.Future[list[Group]] | None = None
         self._stopped = False
+        self._evaluated: dict[str, Bucket] = {}
         self.progress = progress
 
     async def run(self) -> None:
@@ -219,12 +220,14 @@ class Loop:
                 trajectories=trajectories,
                 digests=digests,
                 ledger=self.progress.ledger if update == epochs - 1 else None,
+                buckets={**self._evaluated, **assembled.buckets} if update == epochs - 1 else {},
             )
             self._commit(line)
             stats.append(
                 merge_stats([self._bench.engine.trainer.forward_backward(batch, objective) for batch in batches])
             )
             results.append(self._bench.engine.trainer.optim_step())
+        self._evaluated.clear()
         return Trained(
             assembled=assembled,
             batches=tuple(batches),
@@ -270,6 +273,7 @@ class Loop:
         tokens = sum(member.sampled_tokens for member in members)
         ledger = self.progress.ledger.start(attempts=len(members), tokens=tokens)
         self.progress.ledger = ledger.close(Bucket.EVALUATION, attempts=len(members), tokens=tokens)
+        self._evaluated.update((member.id, Bucket.EVALUATION) for member in members)
         self._observer.evaluated(self.progress.version, members, split=layer.split)
 
     def _stalled(self, assembled: Assembled, stage: Stage) -> None:

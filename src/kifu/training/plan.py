@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from kifu.batching import PackedBatch, Row
 from kifu.records import Trajectory
-from kifu.records.ledger import Ledger
+from kifu.records.ledger import Bucket, Ledger
 from kifu.records.plan import PlanLine, PlanRow, Run, ValueTarget, runs_of
 from kifu.training.assemble import Assembled
 
@@ -20,6 +20,7 @@ def plan_line(
     trajectories: Mapping[str, Trajectory],
     digests: Mapping[str, str],
     ledger: Ledger | None,
+    buckets: Mapping[str, Bucket],
 ) -> PlanLine:
     """One optimizer step as it goes into ``plan.jsonl``.
 
@@ -33,6 +34,7 @@ def plan_line(
         trajectories: by id, at least those in the rows.
         digests: content digest by trajectory id.
         ledger: of the step, on its last line.
+        buckets: every trajectory the step's ledger closed, on its last line.
     """
     by_id: dict[str, list[Row]] = {}
     for row in assembled.rows:
@@ -59,7 +61,7 @@ def plan_line(
             "turns": float(assembled.denominators.turns),
             "trajectories": float(assembled.denominators.trajectories),
         },
-        buckets=assembled.buckets,
+        buckets=buckets,
         ledger=ledger,
     )
 

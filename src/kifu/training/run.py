@@ -80,16 +80,30 @@ def resume(root: Path, *, environment: Loaded | None = None, quiet: bool = False
         StorageError: no run there, another process writes it, or it was altered.
         ExperimentError: the experiment of the folder cannot be rebuilt here.
     """
+    folder, prepared = reopen(root, environment=environment)
+    return _drive(prepared, folder, seed=folder.facts()["seed"], quiet=quiet)
+
+
+def reopen(root: Path, *, environment: Loaded | None = None) -> tuple[RunFolder, Prepared]:
+    """The folder of a run and its experiment, prepared again and found to be the same.
+
+    Args:
+        root: the run folder.
+        environment: the experiment again, for runs started from Python with objects a file cannot name.
+
+    Raises:
+        StorageError: no run there.
+        ExperimentError: the experiment of the folder cannot be rebuilt here.
+    """
     folder = RunFolder.open(root)
     facts = folder.facts()
-    loaded = environment if environment is not None else _loaded(facts, root)
-    prepared = prepare(loaded)
+    prepared = prepare(environment if environment is not None else _loaded(facts, root))
     if prepared.protocol.hash != facts["protocol"]:
         raise ExperimentError(
             f"{root}: the run's protocol is {facts['protocol'][:12]}, here it would be {prepared.protocol.hash[:12]}. "
-            "The environment, model or a library differs from when the run began; resume with the same, or start anew."
+            "The environment, model or a library differs from when the run began; go on with the same, or start anew."
         )
-    return _drive(prepared, folder, seed=facts["seed"], quiet=quiet)
+    return folder, prepared
 
 
 def _facts(prepared: Prepared, seed: int) -> dict[str, Any]:

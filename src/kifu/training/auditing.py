@@ -1,0 +1,182 @@
+"""The audit of a run with everything it can be given: noted heads, recomputed logprobs, repeated episodes."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+
+from kifu.errors import StorageError
+from kifu.monitor import RunFolder
+from kifu.policy import Sampler, ScoreRequest
+from kifu.records import (
+    GENESIS,
+    AuditReport,
+    BlobStore,
+    Floats,
+    Heads,
+    Origin,
+    Placed,
+    Problem,
+    Support,
+    Trajectory,
+    as_ints,
+    audit_run,
+    placed_spans,
+    read_chain,
+)
+from kifu.training.checkpoint import Mark, list_checkpoints, load_checkpoint
+from kifu.training.experiment import Loaded
+from kifu.training.opened import OpenedRun, opened
+from kifu.training.replaying import replay_trajectory
+
+TOLERANCE = {"float32": 1e-4, "bfloat16": 0.5}
+"""Nats a recomputed logprob may differ, by the dtype of the sampler: bfloat16 rounds at every layer."""
+_BATCH = 64
+
+Progress: TypeAlias = Callable[[int], None]
+
+
+def audit(
+    root: Path | str,
+    *,
+    scores: bool = True,
+    replay: bool = False,
+    experiment: Loaded | None = None,
+    progress: Progress | None = None,
+) -> AuditReport:
+    """Audit a run that nobody is writing.
+
+    Args:
+        root: the run folder.
+        scores: recompute every turn's logprobs from the kept versions; needs the engine and, for language models, the
+            model.
+        replay: also execute every record's actions again.
+        experiment: the experiment again, for runs started from Python with objects a file cannot name.
+        progress: told how many records are recomputed.
+
+    Raises:
+        StorageError: no run there.
+        ExperimentError: the experiment of the folder cannot be rebuilt here; do without scores and replay.
+    """
+    folder = RunFolder.open(Path(root))
+    heads, problems = _heads(folder)
+    if not (scores or replay):
+        return _with(audit_run(folder.root, heads=heads), problems)
+    with opened(folder.root, experiment=experiment) as run:
+        dtype = run.prepared.machine.sampler_dtype if run.prepared.model is not None else "float32"
+        report = audit_run(
+            folder.root,
+            heads=heads,
+            score=_Scorer(run, progress) if scores else None,
+            logprob_tolerance=TOLERANCE[dtype],
+            replay=(lambda trajectory: replay_trajectory(trajectory, run.prepared)) if replay else None,
+        )
+    return _with(report, problems)
+
+
+def _with(report: AuditReport, problems: Sequence[Problem]) -> AuditReport:
+    return replace(report, problems=(*report.problems, *problems))
+
+
+def _heads(folder: RunFolder) -> tuple[Heads, list[Problem]]:
+    """Heads noted in ``run.json``, and what the last checkpoint notes that is no longer there."""
+    facts, problems = folder.facts(), list[Problem]()
+    heads = Heads(
+        manifest=_noted(facts.get("head")),
+        plan=_noted(facts.get("plan_head")),
+        versions=_noted(facts.get("versions_head")),
+    )
+    for path in list_checkpoints(folder.checkpoints)[-1:]:
+        try:
+            mark = load_checkpoint(path)[0]
+        except StorageError as error:
+            problems.append(Problem(what=str(error), part=f"checkpoints/{path.name}"))
+            continue
+        problems += _missing_of(mark, folder)
+    return heads, problems
+
+
+def _noted(head: object) -> str | None:
+    return head if isinstance(head, str) and head != GENESIS else None
+
+
+def _missing_of(mark: Mark, folder: RunFolder) -> list[Problem]:
+    problems = []
+    for name, path, head in (
+        ("records/manifest.jsonl", folder.records / "manifest.jsonl", mark.manifest_head),
+        ("plan.jsonl", folder.plan, mark.plan_head),
+    ):
+        try:
+            read_chain(path, expected_head=_noted(head))
+        except StorageError as error:
+            problems.append(Problem(what=f"as noted in checkpoint {mark.step}: {error}", part=name))
+    return problems
+
+
+class _Scorer:
+    """Recomputes logprobs; one engine serves every version in turn."""
+
+    def __init__(self, run: OpenedRun, progress: Progress | None) -> None:
+        self._run = run
+        self._progress = progress
+        self._kept = {item.version for item in run.weights.versions}
+        self._blobs = BlobStore(run.folder.root / "blobs")
+        self._vocabulary = run.prepared.vocabulary
+        self._sampler: Sampler | None = None
+        self._done = 0
+
+    def __call__(self, trajectories: Sequence[Trajectory]) -> list[list[Floats | None]]:
+        answers: list[list[Floats | None]] = []
+        by_version: dict[int, list[tuple[int, int, ScoreRequest]]] = {}
+        for at, trajectory in enumerate(trajectories):
+            spans = list(placed_spans(trajectory, origin=Origin.POLICY))
+            answers.append([None] * len(spans))
+            for index, placed in enumerate(spans):
+                version = placed.span.policy_version
+                if version in self._kept:
+                    assert version is not None
+                    by_version.setdefault(version, []).append((at, index, self._request(trajectory, placed)))
+        asyncio.run(self._fill(by_version, answers))
+        self._done += len(trajectories)
+        if self._progress is not None:
+            self._progress(self._done)
+        return answers
+
+    def _request(self, trajectory: Trajectory, placed: Placed) -> ScoreRequest:
+        span = placed.span
+        assert span.sampling is not None
+        return ScoreRequest(
+            token_ids=as_ints(trajectory.tape_ids(placed.tape)[: placed.stop]),
+            positions=as_ints(np.arange(placed.start, placed.stop)),
+            sampling=span.sampling,
+            support=None if span.support is None else tuple(self._listed(item) for item in span.support),
+        )
+
+    def _listed(self, support: Support | None) -> Support | None:
+        """A bitmap as the ids it keeps; the engine has no table of bitmaps."""
+        if support is None or support.mask is None:
+            return support
+        bits = np.unpackbits(np.frombuffer(self._blobs.get(support.mask), np.uint8), bitorder="little")
+        return Support.of(np.flatnonzero(bits))
+
+    async def _fill(
+        self, by_version: dict[int, list[tuple[int, int, ScoreRequest]]], answers: list[list[Floats | None]]
+    ) -> None:
+        for version in sorted(by_version):
+            sampler = await self._at(version)
+            jobs = by_version[version]
+            for first in range(0, len(jobs), _BATCH):
+                batch = jobs[first : first + _BATCH]
+                found = await sampler.score([request for _, _, request in batch])
+                for (at, index, _), scores in zip(batch, found, strict=True):
+                    answers[at][index] = scores.logprobs
+
+    async def _at(self, version: int) -> Sampler:
+        if self._sampler is None:
+            self._sampler = self._run.engine(version).sampler
+        elif self._sampler.version != version:
+            await self._sampler.load(self._run.stored(version))
+        return self._sampler

@@ -1,0 +1,156 @@
+"""Evaluating a kept version of a run. Its record is only read; the rollouts go to a small store of their own."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from kifu.errors import ExperimentError
+from kifu.evaluation import EvaluationSummary, TrainingHistory, summarize
+from kifu.monitor import write_json
+from kifu.records import RunReader, RunStore, Trajectory
+from kifu.rollout import Setting
+from kifu.training.books import Books
+from kifu.training.collect import Collector
+from kifu.training.experiment import Loaded
+from kifu.training.opened import OpenedRun, opened
+from kifu.training.prepare import Prepared
+
+EVALUATIONS = "evaluations"
+"""Folder inside the run folder; each evaluation has a numbered one in it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """What to evaluate; None is what layer 6 of the run says."""
+
+    checkpoint: str | int = "last"
+    """Number of a kept version, ``first`` or ``last``."""
+    split: str | None = None
+    tasks: int | None = None
+    tries: int | None = None
+    decoding: Literal["greedy", "sampled"] | None = None
+
+
+def evaluate(
+    root: Path | str,
+    evaluation: Evaluation | None = None,
+    *,
+    experiment: Loaded | None = None,
+    keep: bool = True,
+    progress: Callable[[int, int], None] | None = None,
+) -> EvaluationSummary:
+    """Attempt tasks of a split with a kept version.
+
+    Args:
+        root: the run folder.
+        evaluation: what to evaluate.
+        experiment: the experiment again, for runs started from Python with objects a file cannot name.
+        keep: write the rollouts and the summary to ``RUN/evaluations/NNNN/``.
+        progress: told rollouts done and rollouts in all.
+
+    Raises:
+        StorageError: no run there, or the version is not kept.
+        ExperimentError: no such split, or it has too few tasks.
+    """
+    wanted, root = evaluation or Evaluation(), Path(root)
+    with opened(root, experiment=experiment) as run:
+        layer = run.prepared.experiment.evaluation
+        wanted = Evaluation(
+            checkpoint=run.version(wanted.checkpoint),
+            split=wanted.split or layer.split,
+            tasks=wanted.tasks or layer.tasks,
+            tries=wanted.tries or layer.tries,
+            decoding=wanted.decoding or layer.decoding,
+        )
+        splits = run.prepared.experiment.environment.splits
+        if wanted.split not in splits:
+            raise ExperimentError(f"{root}: no split `{wanted.split}`; environment.splits has: {', '.join(splits)}")
+        with _sink(run, keep=keep) as accept:
+            trajectories = asyncio.run(_attempts(run, wanted, accept=accept, progress=progress))
+        history = TrainingHistory.of(RunReader(root).trajectories())
+        summary = summarize(trajectories, run=str(root), checkpoint=str(wanted.checkpoint), history=history)
+        if accept.folder is not None:
+            write_json(accept.folder / "evaluation.json", {"decoding": wanted.decoding, **summary.to_json()})
+        return summary
+
+
+class _Accept:
+    """Takes finished rollouts; keeps them durable where there is a store."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self.folder = folder
+        self._store = None if folder is None else RunStore(folder)
+
+    async def __call__(self, trajectory: Trajectory) -> None:
+        if self._store is not None:
+            await asyncio.wrap_future(self._store.accept(trajectory))
+
+    def close(self) -> None:
+        if self._store is not None:
+            self._store.seal(0)
+            self._store.close()
+
+
+@contextmanager
+def _sink(run: OpenedRun, *, keep: bool) -> Iterator[_Accept]:
+    accept = _Accept(_new_folder(run.folder.root / EVALUATIONS) if keep else None)
+    try:
+        yield accept
+    finally:
+        accept.close()
+
+
+def _new_folder(parent: Path) -> Path:
+    """The next numbered folder; two evaluations at once get two."""
+    number = 1 + max((int(path.name) for path in parent.glob("[0-9]*") if path.name.isdecimal()), default=0)
+    while True:
+        folder = parent / f"{number:04d}"
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            number += 1
+            continue
+        return folder
+
+
+async def _attempts(
+    run: OpenedRun, wanted: Evaluation, *, accept: _Accept, progress: Callable[[int, int], None] | None
+) -> list[Trajectory]:
+    assert isinstance(wanted.checkpoint, int)
+    assert wanted.split is not None
+    assert wanted.tasks is not None
+    assert wanted.tries is not None
+    total, done = wanted.tasks * wanted.tries, 0
+
+    async def counted(trajectory: Trajectory) -> None:
+        nonlocal done
+        await accept(trajectory)
+        done += 1
+        if progress is not None:
+            progress(done, total)
+
+    collector = Collector(
+        setting=decoded(run.prepared, wanted.decoding),
+        sampler=run.engine(wanted.checkpoint).sampler,
+        tasks=run.prepared.task_source(run.seed),
+        accept=counted,
+        seed=run.seed,
+        books=Books(),
+    )
+    groups = await collector.evaluation_groups(
+        wanted.checkpoint, split=wanted.split, tasks=wanted.tasks, tries=wanted.tries, have={}
+    )
+    return [member for group in groups for member in group.members]
+
+
+def decoded(prepared: Prepared, decoding: Literal["greedy", "sampled"] | None) -> Setting:
+    """As rollouts are collected, decoded greedily or as they are sampled; None is what layer 6 says."""
+    if decoding is None:
+        return prepared.evaluation_setting()
+    if decoding == "sampled":
+        return prepared.setting
+    sampling = replace(prepared.setting.sampling, temperature=None, top_p=None, top_k=None, min_p=None)
+    return replace(prepared.setting, sampling=sampling)

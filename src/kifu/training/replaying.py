@@ -1,0 +1,127 @@
+"""Replaying a record: its actions executed again in a fresh environment, everything observable compared."""
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from typing import Any
+
+from kifu.envs import GuardedEnvironment, Task
+from kifu.envs.guard import Called
+from kifu.errors import BoundaryError, KifuError
+from kifu.records import Replayed, StopReason, ToolResult, Trajectory, Turn, Verdict
+from kifu.render import Message
+from kifu.rollout import tool_views
+from kifu.training.prepare import Prepared
+
+
+def replay_trajectory(trajectory: Trajectory, prepared: Prepared) -> Replayed:
+    """Execute the actions of one record again and compare prompt, observations, rewards, digests and verdict.
+
+    Args:
+        trajectory: the record.
+        prepared: the experiment it was made in.
+    """
+    if not prepared.environment.capabilities.deterministic:
+        return Replayed(why_not=f"environment `{trajectory.environment.id}` declares itself not deterministic")
+    try:
+        task = find_task(trajectory, prepared)
+    except KifuError as error:
+        return Replayed(why_not=f"its task cannot be made again: {error}")
+    if task is None:
+        return Replayed(why_not=f"the environment no longer makes task `{trajectory.task.id}` from its seed")
+    return Replayed(differences=tuple(asyncio.run(_replay(trajectory, task, prepared))))
+
+
+def find_task(trajectory: Trajectory, prepared: Prepared) -> Task | None:
+    """The task of a record: from the listed tasks by its id, else made again from its seed; None when it differs."""
+    listed = [task for task in prepared.loaded.tasks if task.id == trajectory.task.id]
+    if listed:
+        return listed[0]
+    made = prepared.environment.tasks(trajectory.task.split, trajectory.environment.seed)
+    return next((task for task in islice(made, 1) if task.id == trajectory.task.id), None)
+
+
+async def _replay(trajectory: Trajectory, task: Task, prepared: Prepared) -> list[str]:
+    setting, found = prepared.setting, list[str]()
+    guard = GuardedEnvironment(setting.environment, timeout_s=setting.limits.tool_seconds, isolation=setting.isolation)
+    try:
+        found += await _begin(trajectory, task, guard, prepared=prepared)
+        for turn in trajectory.turns:
+            found += await _turn(turn, guard)
+        last = trajectory.turns[-1] if trajectory.turns else None
+        if trajectory.outcome.reason is StopReason.NATURAL_END and last is not None and not last.results:
+            await guard.answered(last.text)
+        if trajectory.verdict is not None:
+            found += _verdicts(trajectory.verdict, await guard.verify())
+            found += _differ("final state digest", trajectory.environment.final_digest, guard.final_digest)
+    except BoundaryError as failure:
+        if not trajectory.outcome.infra_error:
+            found.append(f"the environment failed: {failure}")
+    finally:
+        await guard.close()
+    return found
+
+
+async def _begin(trajectory: Trajectory, task: Task, guard: GuardedEnvironment, *, prepared: Prepared) -> list[str]:
+    observation = await guard.reset(task, trajectory.environment.seed)
+    found = [
+        *_differ("environment", trajectory.environment.id, guard.environment_id),
+        *_differ("environment version", trajectory.environment.version, guard.environment_version),
+        *_differ("initial state digest", trajectory.environment.initial_digest, guard.initial_digest),
+    ]
+    setting = prepared.setting
+    system = guard.instructions if setting.instructions is None else setting.instructions
+    opening = [Message(role="system", content=system)] if system else []
+    messages = [*opening, *setting.examples, Message(role="user", content=observation.text)]
+    pieces = setting.renderer.start(messages, tool_views(guard.tools()))
+    shown = [token for piece in pieces for token in piece.token_ids.tolist()]
+    if trajectory.tapes and trajectory.tape_ids(0)[: len(shown)].tolist() != shown:
+        found.append("the prompt gives other tokens than the recorded ones")
+    return found
+
+
+async def _turn(turn: Turn, guard: GuardedEnvironment) -> list[str]:
+    where, rewards = f"turn {turn.index}", dict[str, float]()
+    found = [
+        *_differ(f"{where}: potential", turn.potential, guard.potential()),
+        *_differ(f"{where}: state key", turn.state_key, guard.state_key()),
+    ]
+    for result in turn.results:
+        if result.call is None:
+            called = await guard.reject(turn.action.parse_error or result.error or "")
+        else:
+            called = await guard.call(turn.action.executed[result.call])
+        found += _results(where, result, called)
+        for name, value in called.reply.rewards.items():
+            rewards[name] = rewards.get(name, 0.0) + value
+    return found + _differ(f"{where}: rewards", dict(turn.rewards), rewards)
+
+
+def _results(where: str, result: ToolResult, called: Called) -> Iterator[str]:
+    reply = called.reply
+    yield from _differ(f"{where}: observation", result.text, reply.text)
+    yield from _differ(f"{where}: error", result.error, reply.error)
+    yield from _differ(f"{where}: exit status", result.exit_status, reply.exit_status)
+    yield from _differ(f"{where}: trust label", result.trust, reply.trust)
+    yield from _differ(f"{where}: state digest before the call", result.digest_before, called.digest_before)
+
+
+def _verdicts(recorded: Verdict, again: Verdict) -> list[str]:
+    names = ("success", "score", "world_state_checks", "format_checks", "safety_checks", "invalid_actions")
+    return [line for name in names for line in _differ(f"verdict, {name}", _plain(recorded, name), _plain(again, name))]
+
+
+def _plain(verdict: Verdict, name: str) -> object:
+    value = getattr(verdict, name)
+    return dict(value) if isinstance(value, Mapping) else value
+
+
+def _differ(what: str, recorded: Any, again: Any) -> list[str]:  # noqa: ANN401 (any two values of one field)
+    if recorded == again:
+        return []
+    return [f"{what}: recorded {_short(recorded)}, now {_short(again)}"]
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 120 else f"{text[:117]}..."
