@@ -1,0 +1,123 @@
+"""What computes hidden states for the sampler: with kept keys and values, or by recomputing whole contexts.
+
+Axes: ``R`` token rows fed in one call, ``D`` hidden size.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kifu.engines.hf.attention import NAME, Feed, Layout, UnsupportedAttentionError
+from kifu.engines.hf.kept import Kept
+from kifu.engines.hf.loading import CausalModel
+
+AGREEMENT = {torch.float32: 1e-3, torch.bfloat16: 1e-1}
+"""Largest relative distance between hidden states from kept keys and from the model's own attention."""
+
+
+class Backend(Protocol):
+    """Hidden states of fed tokens; remembers what each slot was fed."""
+
+    name: str
+
+    def forward(self, feeds: Sequence[Feed]) -> Tensor:
+        """``[R, D]`` hidden states, feed after feed."""
+        ...
+
+    def copy(self, source: int, targets: list[int], length: int) -> None:
+        """Let ``targets`` begin with the first ``length`` tokens of ``source``."""
+        ...
+
+
+class KeptBackend:
+    """Each token goes through the model once; its keys and values stay."""
+
+    name = "kept keys and values"
+
+    def __init__(self, model: CausalModel, kept: Kept) -> None:
+        self._model = model
+        self._kept = kept
+
+    def forward(self, feeds: Sequence[Feed]) -> Tensor:
+        """``[R, D]`` hidden states, feed after feed."""
+        layout = Layout(feeds, self._kept)
+        with torch.inference_mode():
+            hidden = self._model.hidden(layout.input_ids, position_ids=layout.position_ids, layout=layout)
+        return hidden[0, : layout.num_rows]
+
+    def copy(self, source: int, targets: list[int], length: int) -> None:
+        """Let ``targets`` begin with the first ``length`` tokens of ``source``."""
+        self._kept.copy(source, targets, length)
+
+
+class RecomputingBackend:
+    """For models whose attention is not understood: each context alone, from its first token, every time."""
+
+    name = "whole contexts recomputed"
+
+    def __init__(self, model: CausalModel) -> None:
+        self._model = model
+        self._fed: dict[int, tuple[int, ...]] = {}
+
+    def forward(self, feeds: Sequence[Feed]) -> Tensor:
+        """``[R, D]`` hidden states, feed after feed."""
+        found = []
+        for feed in feeds:
+            whole = self._fed.get(feed.slot, ())[: feed.start] + feed.token_ids
+            self._fed[feed.slot] = whole
+            with torch.inference_mode():
+                hidden = self._model.hidden(torch.tensor(whole, device=self._model.device)[None])
+            found.append(hidden[0, feed.start :])
+        return torch.cat(found)
+
+    def copy(self, source: int, targets: list[int], length: int) -> None:
+        """Let ``targets`` begin with the first ``length`` tokens of ``source``."""
+        for target in targets:
+            self._fed[target] = self._fed[source][:length]
+
+
+def choose_backend(model: CausalModel, *, num_slots: int, capacity: int) -> Backend:
+    """Keep keys and values where that gives the hidden states of the model's own attention, else recompute."""
+    original = model.whole.config._attn_implementation
+    ids = _probe(model.vocabulary, 40)
+    with torch.inference_mode():
+        wanted = model.hidden(torch.tensor(ids, device=model.device)[None])[0].float()
+    kept = Kept(num_slots=num_slots, capacity=capacity, dtype=model.head.dtype, device=model.device)
+    backend = KeptBackend(model, kept)
+    try:
+        model.whole.set_attn_implementation(NAME)
+        first = backend.forward([Feed(slot=0, start=0, token_ids=ids[:30])])
+        second = backend.forward([Feed(slot=0, start=30, token_ids=ids[30:])])
+    except (UnsupportedAttentionError, ValueError, TypeError, AttributeError, RuntimeError):
+        model.whole.set_attn_implementation(original)
+        return RecomputingBackend(model)
+    found = torch.cat([first, second]).float()
+    if bool((found - wanted).norm() <= AGREEMENT[model.head.dtype] * wanted.norm()):
+        return backend
+    model.whole.set_attn_implementation(original)
+    return RecomputingBackend(model)
+
+
+def is_reproducible(backend: Backend, vocabulary: int, *, num_slots: int) -> bool:
+    """Whether a context's hidden states are bit for bit the same alone, in pieces, among others, in another slot."""
+    ids = _probe(vocabulary, 45)
+    alone = backend.forward([Feed(slot=0, start=0, token_ids=ids)])
+    if num_slots < 4:
+        again = [backend.forward([Feed(slot=0, start=at, token_ids=ids[at : at + 9])]) for at in range(0, 45, 9)]
+        return torch.equal(torch.cat(again), alone)
+    found, start = [], 0
+    for step, length in enumerate((20, 1, 1, 5, 18)):
+        others = [Feed(slot=1, start=0, token_ids=_probe(vocabulary, 7 + 11 * step)[1:])]
+        others += [Feed(slot=3, start=step, token_ids=ids[-1:])] if step % 2 else []
+        feeds = [Feed(slot=2, start=start, token_ids=ids[start : start + length]), *others]
+        found.append(backend.forward(feeds)[:length])
+        start += length
+    return torch.equal(torch.cat(found), alone)
+
+
+def _probe(vocabulary: int, count: int) -> tuple[int, ...]:
+    generator = np.random.Generator(np.random.PCG64(vocabulary))
+    return tuple(int(token) for token in generator.integers(0, vocabulary, count))

@@ -1,0 +1,109 @@
+"""A causal language model of transformers, loaded unmodified, and what the engine needs to know about it.
+
+Axes: ``B`` rows, ``T`` token positions, ``D`` hidden size, ``V`` vocabulary.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from kifu.errors import ModelError
+
+DTYPES: Mapping[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+HEAD_TOLERANCE = 2e-2
+"""Largest relative distance between the model's logits and a multiple of head times hidden state."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CausalModel:
+    """A model split into what gives hidden states and what turns them into logits."""
+
+    whole: PreTrainedModel
+    decoder: nn.Module
+    """Called for hidden states."""
+    head: nn.Parameter
+    """``[V, D]``; the embedding itself when the two are tied."""
+    scale: float
+    """Logits are ``scale`` times head times hidden state."""
+    folder: str
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of logits."""
+        return int(self.head.shape[0])
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.head.device
+
+    def hidden(self, input_ids_BT: Tensor, **arguments: object) -> Tensor:
+        """``[B, T, D]`` last hidden states, scaled so that the head applied to them gives the logits."""
+        found: Tensor = self.decoder(input_ids=input_ids_BT, use_cache=False, **arguments).last_hidden_state
+        return found if self.scale == 1.0 else found * self.scale
+
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """Every parameter by name; one that is used twice (tied) appears once."""
+        return dict(self.whole.named_parameters())
+
+
+def load_model(folder: str, *, dtype: str, device: str, attention: str = "sdpa") -> CausalModel:
+    """Load a model folder and check that its logits are a multiple of the head times the last hidden state.
+
+    Raises:
+        ModelError: the folder is missing or unreadable, the architecture is unknown, or the logits are computed in a
+            way the engine does not know.
+    """
+    if not (Path(folder) / "config.json").is_file():
+        raise ModelError(f"no model at `{folder}`: expected a folder with config.json; `kifu models pull` makes one")
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise ModelError(f"device `{device}` was asked for, but torch finds no CUDA device; set machine.device = 'cpu'")
+    try:
+        whole = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=DTYPES[dtype], attn_implementation=attention, local_files_only=True
+        )
+    except (OSError, ValueError, KeyError, RuntimeError) as cause:
+        raise ModelError(f"model at `{folder}` cannot be loaded: {type(cause).__name__}: {cause}") from cause
+    nn.Module.to(whole, device)
+    nn.Module.eval(whole)
+    _refuse_dropout(whole, folder)
+    return _split(whole, folder)
+
+
+def _refuse_dropout(whole: PreTrainedModel, folder: str) -> None:
+    found = [name for name, module in whole.named_modules() if isinstance(module, nn.Dropout) and module.p > 0.0]
+    rates = [
+        name
+        for name, value in whole.config.to_dict().items()
+        if "drop" in name and isinstance(value, float) and value > 0.0
+    ]
+    if found or rates:
+        raise ModelError(
+            f"model at `{folder}` has dropout ({', '.join((found + rates)[:3])}); sampled and trained probabilities "
+            "would differ. Set every dropout rate in its config.json to 0."
+        )
+
+
+def _split(whole: PreTrainedModel, folder: str) -> CausalModel:
+    find_head: Callable[[], object] = whole.get_output_embeddings
+    head = find_head()
+    decoder = whole.base_model
+    if not isinstance(head, nn.Linear) or head.bias is not None or decoder is whole:
+        raise ModelError(f"model at `{folder}` ({type(whole).__name__}) has no plain linear head without bias")
+    ids = torch.arange(8, device=head.weight.device)[None] % int(head.weight.shape[0])
+    with torch.no_grad():
+        wanted = whole(input_ids=ids, use_cache=False).logits.double()
+        hidden = decoder(input_ids=ids, use_cache=False).last_hidden_state
+        plain = (hidden.float() @ head.weight.float().T).double()
+    scale = float((plain * wanted).sum() / (plain * plain).sum())
+    scale = 1.0 if abs(scale - 1.0) < HEAD_TOLERANCE else scale
+    if not bool((plain * scale - wanted).norm() <= HEAD_TOLERANCE * wanted.norm()):
+        raise ModelError(
+            f"model at `{folder}` ({type(whole).__name__}) does more to its logits than a linear head and a scale "
+            "(soft-capping, a bias); the learner could not evaluate the same distribution"
+        )
+    return CausalModel(whole=whole, decoder=decoder, head=head.weight, scale=scale, folder=folder)

@@ -1,0 +1,198 @@
+"""The trainer: float32 master weights of a causal language model, or an adapter on them.
+
+Axes: ``M`` nodes of a batch, ``N`` occurrences of sampled tokens, ``D`` hidden size.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from math import isfinite
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kifu.batching import Occurrences, PackedBatch
+from kifu.engines.hf.forward import forest_hidden, tree_is_exact
+from kifu.engines.hf.loading import DTYPES, CausalModel
+from kifu.engines.hf.lora import adapter_tensors, add_adapter
+from kifu.engines.hf.weights import to_weights
+from kifu.errors import ModelError, UsageError
+from kifu.objectives import Head, Objective, Optimizer, Terms, support_logprobs
+from kifu.policy import AdamW, LoraWeights, Machine, StepResult, Weights, WeightsSpec
+from kifu.records import Bools, unpack_bitmap
+
+NAMED = 4
+"""Trajectories a message names."""
+
+
+class HfTrainer:
+    """Implements `Trainer`.
+
+    Args:
+        model: float32; changed in place, nobody else may use it.
+        weights: what is trained.
+        optimizer: rates and schedule.
+        machine: dtypes, checkpointing.
+        seed: of the adapter's random half.
+    """
+
+    def __init__(
+        self, model: CausalModel, *, weights: WeightsSpec, optimizer: AdamW, machine: Machine, seed: int
+    ) -> None:
+        self._model = model
+        self._machine = machine
+        self._is_adapter = isinstance(weights, LoraWeights)
+        self.tree_exact = tree_is_exact(model)
+        """Whether shared prefixes are forwarded once; otherwise every path goes through the model on its own."""
+        self.adapted: dict[str, Tensor] = {}
+        """Frozen float32 weights under an adapter, by name."""
+        self.bitmaps: dict[str, bytes] = {}
+        """Packed bitmaps of supports by digest; whoever trains on old records adds theirs."""
+        if isinstance(weights, LoraWeights):
+            self.adapted = add_adapter(model, weights, seed=seed)
+        if machine.activation_checkpointing:
+            model.whole.activation_checkpointing_enable({"use_reentrant": False})
+            model.whole.train()
+        self._parameters = {name: value for name, value in model.parameters().items() if value.requires_grad}
+        self._optimizer = Optimizer(self._parameters, optimizer)
+        self._published = 0
+        self._loss = 0.0
+        self._trajectories: list[str] = []
+
+    @property
+    def num_trainable(self) -> int:
+        """Numbers that are trained."""
+        return sum(parameter.numel() for parameter in self._parameters.values())
+
+    def forward_backward(self, batch: PackedBatch, objective: Objective) -> Mapping[str, float]:
+        """Accumulate gradients of the summed loss; return sums and counts, never means.
+
+        Raises:
+            UsageError: the batch regresses values, and the engine has no critic.
+        """
+        if batch.values is not None:
+            raise UsageError("engine `hf` has no critic: take an algorithm without values, or engine `recurrent`")
+        self._trajectories.extend(batch.trajectories)
+        with _deterministic():
+            terms = self.terms(batch, needs_entropy=objective.needs_entropy)
+            loss = objective(terms)
+            total = float(loss.total.detach())
+            self._loss += total
+            if isfinite(total) and loss.total.requires_grad:
+                loss.total.backward()
+        found = {name: float(value) for name, value in loss.stats.items()}
+        nodes = sum(tree.token_ids.size for tree in batch.trees)
+        return found | {"loss": total, "nodes": float(nodes), "occurrences": float(len(batch.occurrences))}
+
+    def terms(self, batch: PackedBatch, *, needs_entropy: bool = False) -> Terms:
+        """What a loss may look at, with the gradient attached."""
+        occurrences, device = batch.occurrences, self._model.device
+        with torch.autocast(
+            device.type, dtype=torch.bfloat16, enabled=self._machine.trainer_dtype == "bfloat16", cache_enabled=True
+        ):
+            hidden_MD = forest_hidden(self._model, batch.trees, unrolled=not self._shares(batch))
+        nodes_N = torch.from_numpy(occurrences.nodes.astype(np.int64)).to(device)
+        hidden_ND = hidden_MD.index_select(0, nodes_N).float()
+        logp_N, entropy_N = support_logprobs(
+            hidden_ND,
+            Head(weight_VD=self._model.head),
+            token_N=torch.from_numpy(occurrences.token_ids.astype(np.int64)).to(device),
+            temperature_N=torch.from_numpy(np.array(occurrences.temperatures)).to(device),
+            supports=occurrences.supports,
+            bitmaps=self._unpacked(occurrences),
+            needs_entropy=needs_entropy,
+        )
+        return _terms(occurrences, logp_N, entropy_N)
+
+    def optim_step(self) -> StepResult:
+        """Clip, step, clear the gradients; nothing moves when loss or gradient is not finite."""
+        with _deterministic():
+            found = self._optimizer.step(loss=self._loss)
+        if not found.applied:
+            named = ", ".join(self._trajectories[:NAMED]) or "none"
+            more = len(self._trajectories) - NAMED
+            named += f" and {more} more" if more > 0 else ""
+            found = replace(found, why=f"{found.why}; trajectories of the batch: {named}")
+        self._loss = 0.0
+        self._trajectories.clear()
+        return found
+
+    def state(self) -> dict[str, Any]:
+        """Trained weights, moments, schedule position and number of publishes, as numpy arrays."""
+        return {
+            "weights": {name: value.detach().cpu().numpy().copy() for name, value in self._parameters.items()},
+            "optimizer": self._optimizer.state(),
+            "published": self._published,
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Take back what `state` gave, bit for bit; gradients not yet applied are dropped.
+
+        Raises:
+            ModelError: the state belongs to other parameters.
+        """
+        weights = state["weights"]
+        odd = sorted(set(weights) ^ set(self._parameters))
+        if odd:
+            raise ModelError(f"the checkpoint does not fit what is trained here: {len(odd)} names differ, {odd[:3]}")
+        with torch.no_grad():
+            for name, parameter in self._parameters.items():
+                parameter.copy_(torch.from_numpy(np.array(weights[name])))
+                parameter.grad = None
+        self._optimizer.load_state(state["optimizer"])
+        self._published = int(state["published"])
+        self._loss = 0.0
+        self._trajectories.clear()
+
+    def publish(self) -> Weights:
+        """The present weights as the next version: in the sampler's dtype, or the adapter in float32."""
+        if self._is_adapter:
+            found: Mapping[str, Tensor] = adapter_tensors(self._parameters)
+        else:
+            dtype = DTYPES[self._machine.sampler_dtype]
+            found = {name: value.detach().to(dtype) for name, value in self._model.parameters().items()}
+        version, self._published = self._published, self._published + 1
+        return to_weights(found, version=version, is_adapter=self._is_adapter)
+
+    def _shares(self, batch: PackedBatch) -> bool:
+        window = getattr(self._model.whole.config, "sliding_window", None)
+        deepest = max((int(tree.depths.max()) for tree in batch.trees if tree.depths.size), default=0)
+        return self.tree_exact and not (isinstance(window, int) and deepest >= window)
+
+    def _unpacked(self, occurrences: Occurrences) -> dict[str, Bools]:
+        digests = {support.mask for support in occurrences.supports if support is not None and support.mask}
+        vocabulary = self._model.vocabulary
+        return {digest: unpack_bitmap(self.bitmaps[digest], vocabulary) for digest in digests if digest in self.bitmaps}
+
+
+def _terms(occurrences: Occurrences, logp_N: Tensor, entropy_N: Tensor | None) -> Terms:
+    def moved(array: np.ndarray) -> Tensor:
+        return torch.from_numpy(np.array(array)).to(device=logp_N.device, dtype=logp_N.dtype)
+
+    def numbered(array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array.astype(np.int64)).to(logp_N.device)
+
+    reference = occurrences.reference_logprobs
+    return Terms(
+        logp_N=logp_N,
+        behaviour_logp_N=moved(occurrences.behaviour_logprobs),
+        advantage_N=moved(occurrences.advantages),
+        weight_N=moved(occurrences.weights),
+        turn_N=numbered(occurrences.turns),
+        sequence_N=numbered(occurrences.sequences),
+        entropy_N=entropy_N,
+        reference_logp_N=None if reference is None else moved(reference),
+    )
+
+
+@contextmanager
+def _deterministic() -> Iterator[None]:
+    """Ask torch for deterministic kernels, as far as the device has them."""
+    before, warned = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before, warn_only=warned)
