@@ -5,6 +5,7 @@ plain or async. Plain Python exceptions are fine: whoever calls attributes them.
 """
 
 import hashlib
+import itertools
 import json
 from collections.abc import Awaitable, Iterable, Mapping
 from typing import ClassVar
@@ -92,8 +93,12 @@ class Environment:
 
     @classmethod
     def tasks(cls, split: str, seed: int) -> Iterable[Task]:
-        """Endless or finite stream of tasks of a split; ``seed`` is the first of the split's range."""
-        raise NotImplementedError(f"{cls.__name__} lists no tasks; give them in the experiment or define tasks()")
+        """Endless or finite stream of tasks of a split; ``seed`` is the first of the split's range.
+
+        The default has one task per seed, without data, for environments whose initial state follows from the seed.
+        """
+        name = cls.id or cls.__name__
+        return (Task(id=f"{name}/{split}/{at}", seed=at, split=split) for at in itertools.count(seed))
 
     @classmethod
     def demonstrate(cls, task: Task, *, seed: int = 0, noise: float = 0.0) -> tuple[ToolCall | str, ...]:

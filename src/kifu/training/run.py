@@ -195,7 +195,8 @@ def _finish(bench: Bench, *, store: RunStore, plans: PlanLog, observer: Observer
         raise
     finally:
         with suppress(StorageError, OSError):  # what stopped the run is more telling than a full disk now
-            bench.folder.write_facts(_closing_facts(bench, head=store.head, observer=observer, status=status))
+            heads = {"head": store.head, "plan_head": plans.head, "versions_head": bench.versions_head}
+            bench.folder.write_facts(_closing_facts(bench, heads=heads, observer=observer, status=status))
     return Result(
         folder=bench.folder.root,
         steps=loop.progress.step,
@@ -204,13 +205,13 @@ def _finish(bench: Bench, *, store: RunStore, plans: PlanLog, observer: Observer
     )
 
 
-def _closing_facts(bench: Bench, *, head: str, observer: Observer, status: str) -> dict[str, Any]:
+def _closing_facts(bench: Bench, *, heads: Mapping[str, str], observer: Observer, status: str) -> dict[str, Any]:
     facts = {key: value for key, value in bench.folder.facts().items() if key != "format"}
     engine = getattr(bench, "engine", None)
     return {
         **facts,
         "status": status,
-        "head": head,
+        **heads,
         "engine": {} if engine is None else {"reproducible": engine.reproducible, **engine.facts},
         "evaluations": [summary.to_json() for summary in observer.evaluations],
     }
