@@ -67,6 +67,7 @@ from kifu.lab.mdp import (
     shaped,
 )
 from kifu.lab.softmax import entropy_slope, policy_entropy, softmax_with_temperature
+from kifu.lab.tokens import TokenProcess, token_process
 
 __all__ = [
     "Action",
@@ -89,6 +90,7 @@ __all__ = [
     "Reward",
     "State",
     "StochasticPolicy",
+    "TokenProcess",
     "Trajectory",
     "Transition",
     "TurnGae",
@@ -123,6 +125,7 @@ __all__ = [
     "policy_table",
     "shaped",
     "softmax_with_temperature",
+    "token_process",
     "uniform_policy",
     "unlimited_value",
     "whole_history",

@@ -56,7 +56,8 @@ def support_logprobs(
         supports: ``[N]`` as recorded; None is the whole vocabulary.
         bitmaps: ``[V]`` bool by digest, for supports of kind MASK.
         needs_entropy: whether to compute the entropy as well.
-        chunk: occurrences whose logits exist at one time.
+        chunk: occurrences whose logits exist at one time. Buffers of more than 32 MiB go back to the system at once;
+            smaller ones can scatter over glibc's heap, so a smaller chunk may need more memory, not less.
 
     Returns:
         ``[N]`` nats and, when asked for, ``[N]`` entropy in nats of the same distribution.
@@ -84,10 +85,10 @@ def support_logprobs(
                 _chunk_logprobs,
                 hidden_ND[at_C],
                 small,
-                _place(token_N[at_C], columns_U),
-                temperature_N[at_C],
-                masks,
-                needs_entropy,
+                column_C=_place(token_N[at_C], columns_U),
+                temperature_C=temperature_N[at_C],
+                masks=masks,
+                needs_entropy=needs_entropy,
                 use_reentrant=False,
                 preserve_rng_state=False,
             )
@@ -131,7 +132,7 @@ class _Masks:
 
 
 def _chunk_logprobs(
-    hidden_CD: Tensor, head: Head, column_C: Tensor, temperature_C: Tensor, masks: _Masks, needs_entropy: bool
+    hidden_CD: Tensor, head: Head, *, column_C: Tensor, temperature_C: Tensor, masks: _Masks, needs_entropy: bool
 ) -> tuple[Tensor, Tensor | None]:
     logits_CU = functional.linear(hidden_CD, head.weight_VD, head.bias_V)
     wide = torch.promote_types(logits_CU.dtype, torch.float32)
