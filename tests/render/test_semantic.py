@@ -1,59 +1,20 @@
-"""Probabilities of semantic actions against sums by hand and against brute force."""
+"""Listing what means one call, against brute force, and its probability against a sum by hand."""
 
 from collections.abc import Mapping
 from itertools import product
-from math import exp, log
+from math import log
 
 import pytest
 
+from kifu.credit import semantic_distribution
 from kifu.errors import RenderError
 from kifu.records import ToolCall
-from kifu.render import Parsed, action_key, semantic_probabilities, tokenizations
+from kifu.render import Command, ToolView, action_key, tokenizations
 
-SPELLINGS: Mapping[int, str] = {0: "a", 1: "b", 2: "ab", 3: " ", 4: "$"}
-"""Id 4 ends a turn."""
-
-
-def probability(path: tuple[int, ...]) -> float:
-    """A policy without memory: 0.1, 0.2, 0.3, 0.15, 0.25."""
-    result = 1.0
-    for token in path:
-        result *= (0.1, 0.2, 0.3, 0.15, 0.25)[token]
-    return result
-
-
-def parse(path: tuple[int, ...]) -> Parsed:
-    text = "".join(SPELLINGS[token] for token in path).removesuffix("$").strip()
-    return Parsed(text=text, calls=(ToolCall(name=text),)) if text in ("ab", "b") else Parsed(text=text, error="?")
-
-
-def test_texts_and_tokenizations_of_one_call_are_added_up() -> None:
-    paths = [(0, 1, 4), (2, 4), (3, 2, 4), (1, 4), (0, 4)]
-
-    found = semantic_probabilities(paths, parse, lambda path: log(probability(path)))
-
-    by_name = {"ab": 0.1 * 0.2 * 0.25 + 0.3 * 0.25 + 0.15 * 0.3 * 0.25, "b": 0.2 * 0.25}
-    assert {key: exp(value) for key, value in found.logprobs.items()} == pytest.approx(
-        {action_key([ToolCall(name=name)]): value for name, value in by_name.items()}
-    )
-    assert found.unread == pytest.approx(0.1 * 0.25)
-    assert found.unlisted == pytest.approx(1.0 - sum(by_name.values()) - 0.025)
-
-
-def test_a_repeated_path_is_counted_once() -> None:
-    once = semantic_probabilities([(1, 4)], parse, lambda path: log(probability(path)))
-    twice = semantic_probabilities([(1, 4), (1, 4)], parse, lambda path: log(probability(path)))
-    assert once == twice
-
-
-def test_a_path_that_begins_another_is_refused() -> None:
-    with pytest.raises(RenderError, match="beginning"):
-        semantic_probabilities([(1,), (1, 4)], parse, lambda path: log(probability(path)))
-
-
-def test_probabilities_above_one_are_refused() -> None:
-    with pytest.raises(RenderError, match="whole turn"):
-        semantic_probabilities([(1, 4), (2, 4)], parse, lambda path: 0.0)
+SPELLINGS: Mapping[int, str] = {0: "a", 1: "b", 2: "ab", 3: " "}
+SHARES = (0.1, 0.2, 0.3, 0.15)
+"""Probability of each id; what is missing to 1 ends the turn."""
+END = 1.0 - sum(SHARES)
 
 
 @pytest.mark.parametrize("text", ["ab", "abab", "aab b", "c"])
@@ -76,3 +37,21 @@ def test_the_key_of_an_action_ignores_the_order_of_its_arguments() -> None:
     one = action_key([ToolCall(name="f", arguments={"a": 1, "b": 2})])
     assert one == action_key([ToolCall(name="f", arguments={"b": 2, "a": 1})])
     assert one != action_key([ToolCall(name="f", arguments={"a": 1, "b": 3})])
+
+
+def test_the_probability_of_a_call_adds_up_its_texts_and_their_tokenizations() -> None:
+    """``ab``, `` ab`` and ``ab `` are one command, because outer white space does not count."""
+    tools = [ToolView(name="ab", description="", parameters={"type": "object"})]
+
+    def parse(path: tuple[int, ...]) -> str | None:
+        calls = Command().parse("".join(SPELLINGS[token] for token in path), tools).calls
+        return action_key(calls) if calls else None
+
+    paths = [path for text in ("ab", " ab", "ab ", "b") for path in tokenizations(text, SPELLINGS)]
+    nats = {path: sum(log(SHARES[token]) for token in path) + log(END) for path in paths}
+
+    found = semantic_distribution(nats, parse)
+
+    ab = (0.1 * 0.2 + 0.3) * END
+    assert found.actions == {action_key([ToolCall(name="ab")]): pytest.approx(ab + 2 * 0.15 * ab)}
+    assert found.unparsed == pytest.approx(0.2 * END)

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kifu.errors import ArgumentError
 from kifu.records import Trust
 from kifu.render import OBSERVATION_LIMIT_BYTES, clip_text, with_trust
 
@@ -38,7 +39,7 @@ def test_what_is_kept_and_what_is_cut_is_everything(text: str, limit: int) -> No
 
 
 def test_a_negative_limit_is_refused() -> None:
-    with pytest.raises(ValueError, match="limit"):
+    with pytest.raises(ArgumentError, match="limit"):
         clip_text("x", limit=-1)
 
 

@@ -4,7 +4,7 @@ from kifu.render.chat import ChatRenderer, load_renderer
 from kifu.render.contract import Digests, Extension, Message, Parsed, Piece, Renderer, ToolView
 from kifu.render.dialects import DIALECTS, Command, Dialect, Hermes, JsonCall, dialect
 from kifu.render.grammar import TokenTrie, call_texts
-from kifu.render.semantic import SemanticProbabilities, action_key, semantic_probabilities, tokenizations
+from kifu.render.semantic import action_key, tokenizations
 from kifu.render.symbols import ActionSet, SymbolRenderer
 from kifu.render.template import ChatTemplate, load_template
 from kifu.render.text import OBSERVATION_LIMIT_BYTES, TRUST_LABELS, clip_text, with_trust
@@ -30,7 +30,6 @@ __all__ = [
     "Parsed",
     "Piece",
     "Renderer",
-    "SemanticProbabilities",
     "SymbolRenderer",
     "TokenTrie",
     "ToolView",
@@ -41,7 +40,6 @@ __all__ = [
     "load_renderer",
     "load_template",
     "load_tokenizer",
-    "semantic_probabilities",
     "tokenizations",
     "with_trust",
 ]

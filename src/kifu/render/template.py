@@ -30,6 +30,7 @@ MAX_STEPS = 200_000
 MAX_SECONDS = 2.0
 MAX_CHARS = 4_000_000
 MAX_RANGE = 10_000
+_REMEMBERED = 256
 
 _FILTERS = frozenset(
     {"abs", "attr", "capitalize", "count", "d", "default", "dictsort", "e", "escape", "first", "float", "indent", "int"}
@@ -144,6 +145,7 @@ class ChatTemplate:
         self.source = source
         self._context = {**variables, **options}
         self._sandbox = _Sandbox()
+        self._rendered: dict[str, str] = {}
         self._sandbox.globals["strftime_now"] = today.strftime
         self.digest = hashlib.sha256(
             json.dumps([source, dict(variables), dict(options), today.isoformat()], sort_keys=True).encode()
@@ -162,16 +164,24 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         generation_prompt: bool,
     ) -> str:
-        """Text of a conversation.
+        """Text of a conversation; remembered, since most conversations differ in their contents only.
 
         Raises:
             RenderError: the template refuses the conversation, breaks a rule of the sandbox or grows without end.
         """
+        key = json.dumps([messages, tools, generation_prompt], default=dict)
+        if key not in self._rendered:
+            if len(self._rendered) >= _REMEMBERED:
+                self._rendered.pop(next(iter(self._rendered)))
+            self._rendered[key] = self._render(list(messages), list(tools or ()), generation_prompt)
+        return self._rendered[key]
+
+    def _render(self, messages: list[object], tools: list[object], generation_prompt: bool) -> str:
         self._sandbox.restart()
         parts, size = [], 0
-        context = {**self._context, "messages": list(messages), "add_generation_prompt": generation_prompt}
+        context = {**self._context, "messages": messages, "add_generation_prompt": generation_prompt}
         try:
-            for part in self._template.generate(**context, tools=list(tools) if tools else None, documents=None):
+            for part in self._template.generate(**context, tools=tools or None, documents=None):
                 size += len(part)
                 if size > MAX_CHARS:
                     raise jinja2.TemplateRuntimeError(f"it wrote more than {MAX_CHARS} characters")

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from kifu.errors import ArgumentError
 from kifu.records import Trust
 
 OBSERVATION_LIMIT_BYTES = 16_384
@@ -23,7 +24,7 @@ def clip_text(text: str | bytes, limit: int = OBSERVATION_LIMIT_BYTES) -> tuple[
         The text, and the number of bytes left out (0 when all is there).
     """
     if limit < 0:
-        raise ValueError(f"limit must be >= 0 bytes, found {limit}")
+        raise ArgumentError(f"limit must be >= 0 bytes, found {limit}")
     if isinstance(text, bytes):
         text = text.decode("utf-8", errors="backslashreplace")
     data = text.encode("utf-8", errors="backslashreplace")

@@ -80,6 +80,8 @@ class _Text:
     def origin(self, start: int, stop: int) -> Origin:
         """Origin of the characters from ``start`` to ``stop``; TEMPLATE where one of several is."""
         one = bisect_right(self._starts, start) - 1
+        if stop <= self._starts[one + 1]:
+            return self.chunks[one].origin
         other = bisect_right(self._starts, max(stop - 1, start)) - 1
         origins = [chunk.origin for chunk in self.chunks[one : other + 1]]
         return Origin.TEMPLATE if Origin.TEMPLATE in origins else origins[0]
