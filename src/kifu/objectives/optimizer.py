@@ -150,7 +150,7 @@ def _why_not(norm: float, loss: float | None) -> str:
 
 def _sum_of_squares(gradient: Tensor) -> float:
     flat = gradient.detach().reshape(-1)
-    if flat.device.type == "cpu" and flat.dtype in (torch.float32, torch.float64):
-        array = flat.numpy()
-        return float(np.einsum("i,i->", array, array, dtype=np.float64))
-    return float(sum(float(part.double().square().sum()) for part in flat.split(1 << 22)))
+    if flat.device.type == "cuda":
+        return float(sum(part.double().square().sum().item() for part in flat.split(1 << 22)))
+    array = flat.cpu().numpy()  # the other accelerators have no float64
+    return float(np.einsum("i,i->", array, array, dtype=np.float64))
