@@ -70,6 +70,11 @@ class GuardedEnvironment:
         """State digest after the last call that returned."""
         return self.view.digest
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether the state is unknown: a call raised, hung, was left running or returned nonsense."""
+        return self._boundary.failed
+
     def tools(self) -> tuple[ToolSpec, ...]:
         """Tools as of the last call."""
         return self.view.tools
@@ -112,8 +117,14 @@ class GuardedEnvironment:
         Raises:
             EnvironmentFailure: it raised, hung or returned nonsense.
         """
-        found = await self._act(f"tool `{call.name}`", lambda: _caught(lambda: self._world.present.step(call)))
-        return await self.reject(str(found)) if isinstance(found, UsageError) else found
+        where, before = f"{self.environment_id}: tool `{call.name}`", self.view.digest
+        found, latency_s, self.view = await self._boundary.run(
+            where, lambda: _caught(lambda: self._world.present.step(call)), look=self._world.look
+        )
+        if isinstance(found, UsageError):
+            return await self.reject(str(found))
+        reply, cut_bytes = _shown(self._boundary, where, found)
+        return Called(reply=reply, latency_s=latency_s, digest_before=before, cut_bytes=cut_bytes)
 
     async def reject(self, error: str) -> Called:
         """Let the environment answer a turn that is no call of its tools.
@@ -121,10 +132,14 @@ class GuardedEnvironment:
         Raises:
             EnvironmentFailure: it raised, hung or returned nonsense.
         """
-        called = await self._act("invalid", lambda: self._world.present.invalid(error))
-        if isinstance(called, UsageError):
-            raise self._boundary.nonsense(f"{self.environment_id}: invalid", f"returned {called!r}")
-        return called if called.reply.error else replace(called, reply=replace(called.reply, error=visible(error)))
+        where, before = f"{self.environment_id}: invalid", self.view.digest
+        found, latency_s, self.view = await self._boundary.run(
+            where, lambda: self._world.present.invalid(error), look=self._world.look
+        )
+        reply, cut_bytes = _shown(self._boundary, where, found)
+        if not reply.error:
+            reply = replace(reply, error=clip(visible(error))[0])
+        return Called(reply=reply, latency_s=latency_s, digest_before=before, cut_bytes=cut_bytes)
 
     async def answered(self, text: str) -> None:
         """Tell the environment the policy's final message, before `verify`.
@@ -195,19 +210,16 @@ class GuardedEnvironment:
         self._boundary.failed = False
         await self._boundary.run(f"{self.environment_id}: close", self._world.instance.close)
 
-    async def _act(self, what: str, call: Callable[[], Any]) -> Called | UsageError:
-        where, before = f"{self.environment_id}: {what}", self.view.digest
-        found, latency_s, self.view = await self._boundary.run(where, call, look=self._world.look)
-        if isinstance(found, UsageError):
-            return found
-        if isinstance(found, str | bytes):
-            found = Reply(text=visible(found))
-        if not isinstance(found, Reply):
-            raise self._boundary.nonsense(where, f"returned {type(found).__name__}, expected str or Reply")
-        text, cut_bytes = clip(visible(found.text))
-        error = None if found.error is None else clip(visible(str(found.error)))[0]
-        reply = replace(found, text=text, error=error)
-        return Called(reply=reply, latency_s=latency_s, digest_before=before, cut_bytes=cut_bytes)
+
+def _shown(boundary: Boundary, where: str, found: object) -> tuple[Reply, int]:
+    """What a tool or ``invalid`` returned as a clean reply, and the number of bytes cut from its text."""
+    if isinstance(found, str | bytes):
+        found = Reply(text=visible(found))
+    if not isinstance(found, Reply):
+        raise boundary.nonsense(where, f"returned {type(found).__name__}, expected str or Reply")
+    text, cut_bytes = clip(visible(found.text))
+    error = None if found.error is None else clip(visible(str(found.error)))[0]
+    return replace(found, text=text, error=error), cut_bytes
 
 
 class _World:
