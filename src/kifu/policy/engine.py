@@ -88,5 +88,7 @@ class Engine:
     has_value: bool = False
     layout: Literal["tree", "rows"] = "rows"
     """How batches for the trainer are packed: merged by common prefix, or one row per sequence."""
+    bitmaps: dict[str, bytes] = field(default_factory=dict)
+    """Packed bitmaps of supports by digest: the sampler adds, the trainer reads, the run keeps them."""
     facts: Mapping[str, str] = field(default_factory=dict)
     """For people and the run file: parameter count, dtypes, kernels."""

@@ -46,10 +46,15 @@ def build(spec: EngineSpec) -> Engine:
         adapter_scale=lora.alpha / lora.rank if lora else None,
     )
     trainer.bitmaps = sampler.bitmaps
+    if spec.initial is not None:
+        trainer.start_from(spec.initial)
+        sampler.start_from(spec.initial)
     return Engine(
         sampler=sampler,
         trainer=trainer,
         reproducible=sampler.reproducible,
+        layout="tree" if trainer.tree_exact else "rows",
+        bitmaps=sampler.bitmaps,
         facts={
             "model": type(model.whole).__name__,
             "parameters": str(sum(parameter.numel() for parameter in model.parameters().values())),

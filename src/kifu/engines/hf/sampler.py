@@ -116,6 +116,10 @@ class HfSampler:
         self._worker.submit(Command(run=lambda: self._take(weights), future=future))
         await asyncio.wrap_future(future)
 
+    def start_from(self, weights: Weights) -> None:
+        """Take weights before the first call."""
+        self._take(weights)
+
     def release(self, context: str) -> None:
         """Forget what is kept for a context; unknown names are fine."""
         self._worker.submit(context)

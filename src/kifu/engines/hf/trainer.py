@@ -17,7 +17,7 @@ from kifu.batching import Occurrences, PackedBatch
 from kifu.engines.hf.forward import forest_hidden, tree_is_exact
 from kifu.engines.hf.loading import DTYPES, CausalModel
 from kifu.engines.hf.lora import adapter_tensors, add_adapter
-from kifu.engines.hf.weights import to_weights
+from kifu.engines.hf.weights import fill, to_weights
 from kifu.errors import ModelError, UsageError
 from kifu.objectives import Head, Objective, Optimizer, Terms, support_logprobs
 from kifu.policy import AdamW, LoraWeights, Machine, StepResult, Weights, WeightsSpec
@@ -145,6 +145,21 @@ class HfTrainer:
         self._published = int(state["published"])
         self._loss = 0.0
         self._trajectories.clear()
+
+    def start_from(self, weights: Weights) -> None:
+        """Begin with published weights; the next publish is their version.
+
+        Raises:
+            UsageError: an adapter for a model trained in full, or the reverse.
+            ModelError: names or shapes differ.
+        """
+        if weights.is_adapter != self._is_adapter:
+            raise UsageError(
+                f"the initial weights are {'an adapter' if weights.is_adapter else 'full weights'}, and here "
+                f"{'an adapter' if self._is_adapter else 'every parameter'} is trained; make policy.weights the same"
+            )
+        fill(adapter_tensors(self._parameters) if self._is_adapter else self._model.parameters(), weights)
+        self._published = weights.version
 
     def publish(self) -> Weights:
         """The present weights as the next version: in the sampler's dtype, or the adapter in float32."""
