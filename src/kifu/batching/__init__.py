@@ -1,5 +1,19 @@
 """From records with credit to what a trainer is given."""
 
 from kifu.batching.contracts import Doubles, Occurrences, PackedBatch, Row, Tree, ValueTargets
+from kifu.batching.plan import Layout, PackingReport, pack_rows, report
+from kifu.batching.tree import Cost
 
-__all__ = ["Doubles", "Occurrences", "PackedBatch", "Row", "Tree", "ValueTargets"]
+__all__ = [
+    "Cost",
+    "Doubles",
+    "Layout",
+    "Occurrences",
+    "PackedBatch",
+    "PackingReport",
+    "Row",
+    "Tree",
+    "ValueTargets",
+    "pack_rows",
+    "report",
+]

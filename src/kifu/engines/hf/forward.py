@@ -22,6 +22,10 @@ EXACT = 1e-4
 """Largest relative distance between hidden states of a tree and of its sequences, in float32."""
 
 
+PADDED_AT_MOST = 1.3
+"""Largest padded rectangle relative to the tokens in it."""
+
+
 def forest_hidden(model: CausalModel, trees: Sequence[Tree], *, unrolled: bool) -> Tensor:
     """``[M, D]`` hidden states of all nodes of all trees, in order.
 
@@ -114,6 +118,23 @@ def _tree_hidden(model: CausalModel, tree: Tree) -> Tensor:
 
 def _padded(model: CausalModel, sequences: Sequence[npt.NDArray[np.int32]]) -> Tensor:
     """``[M, D]`` hidden states of sequences, one after the other."""
+    return torch.cat([_rectangle(model, part) for part in _parts(sequences)])
+
+
+def _parts(sequences: Sequence[npt.NDArray[np.int32]]) -> list[list[npt.NDArray[np.int32]]]:
+    """Consecutive sequences that fill most of the rectangle they are padded to."""
+    found: list[list[npt.NDArray[np.int32]]] = []
+    for sequence in sequences:
+        joined = [*found[-1], sequence] if found else []
+        area = len(joined) * max((part.size for part in joined), default=0)
+        if joined and area <= PADDED_AT_MOST * sum(part.size for part in joined):
+            found[-1] = joined
+        else:
+            found.append([sequence])
+    return found
+
+
+def _rectangle(model: CausalModel, sequences: Sequence[npt.NDArray[np.int32]]) -> Tensor:
     rows = [torch.from_numpy(ids.astype(np.int64)) for ids in sequences]
     ids_BT = pad_sequence(rows, batch_first=True).to(model.device)
     hidden_BTD = model.hidden(ids_BT)
