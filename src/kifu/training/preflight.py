@@ -1,0 +1,170 @@
+"""What `kifu check` measures before a run: memory, time, disk, what agents without a model earn, informative groups."""
+
+import shutil
+import tempfile
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from kifu.envs.card import AgentScore, environment_card
+from kifu.errors import BoundaryError, UsageError
+from kifu.monitor import peak_rss_bytes, read_metrics
+from kifu.training.experiment import Loaded
+from kifu.training.layers import HfPolicy, Lora, NoWarmStart
+from kifu.training.prepare import Prepared, prepare
+from kifu.training.run import train
+
+_MEASURED_PROMPTS = 2
+_VERSION_SHARE = 0.04
+"""Size of a stored version against the whole weights, as a compressed difference."""
+_CARD_TASKS = 16
+_RECORD_BYTES = 6_000
+"""Of one stored rollout, a coarse figure."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preflight:
+    """Findings; estimates are of the whole run on this machine."""
+
+    name: str
+    protocol: str
+    missing: tuple[str, ...]
+    """``layer.field`` of everything the protocol still needs."""
+    parameters: int | None
+    memory_bytes: int | None
+    """Estimated peak; None where nothing was measured."""
+    step_s: float | None
+    """Wall seconds of one step, from a measured small one; None where nothing was measured."""
+    run_s: float | None
+    disk_bytes: int
+    """Estimated size of the run folder."""
+    disk_free_bytes: int
+    scores: tuple[AgentScore, ...]
+    """What the null and the random agent earn, and the demonstrator where there is one."""
+    informative: int | None
+    """Groups of the measured step whose rewards differ."""
+    groups: int | None
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether the run can start."""
+        return not self.missing
+
+    def to_json(self) -> dict[str, Any]:
+        """Field by field."""
+        found = asdict(self)
+        found["scores"] = [{**asdict(score), "components": dict(score.components)} for score in self.scores]
+        return {**found, "missing": list(self.missing), "warnings": list(self.warnings), "ok": self.ok}
+
+
+def preflight(loaded: Loaded, *, measure: bool = True, out: Path | None = None) -> Preflight:
+    """Prepare an experiment and estimate what its run will need.
+
+    Args:
+        loaded: the experiment.
+        measure: run one small step in a temporary folder; without it time, memory and groups stay unknown.
+        out: where the run would be written, for the free space.
+
+    Raises:
+        ExperimentError: a layer is contradictory.
+        ModelError: the model cannot be had.
+    """
+    prepared = prepare(loaded)
+    warnings: list[str] = []
+    measured = None
+    if measure and not prepared.protocol.missing:
+        measured = _measured(prepared)
+    parameters = None if prepared.model is None else prepared.model.num_parameters
+    disk, free = _disk_bytes(prepared), shutil.disk_usage(_existing(out or Path.cwd())).free
+    if disk > free:
+        warnings.append(f"the run folder may need {disk:,} bytes, {free:,} are free; free space or shorten the run")
+    needs_signal = prepared.stages[-1].algorithm.plan.needs_group and len(prepared.stages) == 1
+    if measured is not None and needs_signal and measured.groups and not measured.informative:
+        warnings.append(
+            f"none of {measured.groups} measured groups had different rewards: raise update.group_size, choose easier "
+            "tasks, warm-start on demonstrations, or add a checkable partial reward"
+        )
+    steps = sum(stage.steps for stage in prepared.stages)
+    scores = _scores(prepared, warnings)
+    return Preflight(
+        name=loaded.name,
+        protocol=prepared.protocol.hash,
+        missing=prepared.protocol.missing,
+        parameters=parameters,
+        memory_bytes=None if measured is None else measured.memory_bytes,
+        step_s=None if measured is None else measured.step_s,
+        run_s=None if measured is None else measured.step_s * steps,
+        disk_bytes=disk,
+        disk_free_bytes=free,
+        scores=scores,
+        informative=None if measured is None else measured.informative,
+        groups=None if measured is None else measured.groups,
+        warnings=tuple(warnings),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Measured:
+    step_s: float
+    memory_bytes: int
+    informative: int
+    groups: int
+
+
+def _measured(prepared: Prepared) -> _Measured:
+    """One step with few prompts in a temporary folder, scaled to the prompts of a whole one."""
+    experiment = prepared.experiment
+    prompts = min(_MEASURED_PROMPTS, experiment.update.prompts_per_step)
+    update = experiment.update.model_copy(
+        update={"steps": 1, "prompts_per_step": prompts, "warm_start": NoWarmStart(), "patience": 2, "max_age": 0}
+    )
+    evaluation = experiment.evaluation.model_copy(update={"tasks": 1, "tries": 1, "every": None})
+    small = experiment.model_copy(update={"update": update, "evaluation": evaluation})
+    with tempfile.TemporaryDirectory(prefix="kifu-check-") as scratch:
+        result = train(replace(prepared.loaded, experiment=small), out=Path(scratch) / "run", quiet=True)
+        row = read_metrics(result.folder / "metrics.jsonl")[0]
+    return _Measured(
+        step_s=row["seconds"] * experiment.update.prompts_per_step / prompts,
+        memory_bytes=peak_rss_bytes(),
+        informative=row["informative_groups"],
+        groups=row["groups"],
+    )
+
+
+def _disk_bytes(prepared: Prepared) -> int:
+    """Versions, two checkpoints and records, coarsely."""
+    experiment, update = prepared.experiment, prepared.experiment.update
+    steps = sum(stage.steps for stage in prepared.stages)
+    evaluations = 2 + (steps // experiment.evaluation.every if experiment.evaluation.every else 0)
+    rollouts = update.steps * update.prompts_per_step * update.group_size
+    rollouts += evaluations * experiment.evaluation.tasks * experiment.evaluation.tries
+    records = rollouts * _RECORD_BYTES
+    if prepared.model is None:
+        return records
+    policy, parameters = experiment.policy, prepared.model.num_parameters
+    assert isinstance(policy, HfPolicy)
+    if isinstance(policy.weights, Lora):
+        trained = int(parameters * min(1.0, 0.002 * policy.weights.rank))
+        return records + trained * 4 * (steps + 1) + 2 * trained * 12
+    width = 2 if prepared.machine.sampler_dtype == "bfloat16" else 4
+    return records + int(parameters * width * (1 + _VERSION_SHARE * steps)) + 2 * parameters * 12
+
+
+def _scores(prepared: Prepared, warnings: list[str]) -> tuple[AgentScore, ...]:
+    try:
+        card = environment_card(
+            prepared.environment, num_tasks=min(_CARD_TASKS, len(prepared.loaded.tasks) or _CARD_TASKS)
+        )
+    except (UsageError, BoundaryError) as error:
+        warnings.append(f"the null and the random agent could not be scored: {error}")
+        return ()
+    return card.scores
+
+
+def _existing(path: Path) -> Path:
+    """The nearest folder that is there."""
+    path = path.resolve()
+    while not path.exists():
+        path = path.parent
+    return path
