@@ -53,8 +53,8 @@ async def _serve(reference: str) -> None:
         request = json.loads(line)
         try:
             if request["do"] == "close":
-                if world is not None:
-                    world.close()
+                if world is not None and isawaitable(closing := world.close()):  # type: ignore[func-returns-value]
+                    await _awaited(closing)
                 return
             world = world or resolve_environment(reference)()
             text = json.dumps(await _perform(world, request), allow_nan=False)
