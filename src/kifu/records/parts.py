@@ -91,7 +91,7 @@ def read_part(folder: Path, part: Part) -> list[Row]:
             f"{path}: {len(data)} bytes with SHA-256 {found[:12]}, the manifest promises {part.bytes} bytes with "
             f"{part.sha256[:12]}; restore the part from a copy"
         )
-    rows = table_rows(pq.read_table(pa.BufferReader(data)), where=str(path))
+    rows = table_rows(_table(pa.BufferReader(data)), where=str(path))
     content = content_of(str(row["content_digest"]) for row in rows)
     if len(rows) != part.rows or content != part.content:
         raise AlteredError(f"{path}: holds {len(rows)} rows of content {content[:12]}, the manifest promises others")
@@ -101,7 +101,12 @@ def read_part(folder: Path, part: Part) -> list[Row]:
 def part_ids(path: Path) -> set[str]:
     """Trajectory ids of a file no manifest line promises."""
     try:
-        column = pq.read_table(path, columns=["trajectory_id"]).column(0)
+        column = _table(pa.BufferReader(path.read_bytes()), columns=["trajectory_id"]).column(0)
     except (pa.ArrowException, OSError) as cause:
         raise AlteredError(f"{path}: not in the manifest and not readable as Parquet: {cause}; move it away") from cause
     return set(column.to_pylist())
+
+
+def _table(source: pa.BufferReader, columns: list[str] | None = None) -> pa.Table:
+    """Parse Parquet on this thread alone: parts are small, and no pool of threads outlives the call."""
+    return pq.ParquetFile(source, pre_buffer=False).read(columns=columns, use_threads=False)

@@ -112,6 +112,8 @@ class WeightStore:
             StorageError: the version is there with other content, or comes before the last one.
             DiskFullError: nothing changed.
         """
+        if self._log is None:
+            raise StorageError(f"{self.folder}: opened for reading; open it without read_only to publish")
         names = frozenset(bfloat16)
         digest = weights_digest(tensors, names)
         with self._guard:
@@ -127,7 +129,7 @@ class WeightStore:
             if version <= last:
                 raise StorageError(f"{self.folder}: version {version} after version {last}; publish them in order")
             entry = self._write(version, tensors, digest=digest, bfloat16=names, is_adapter=is_adapter)
-            self._append(entry)
+            self._append(self._log, entry)
         return digest
 
     def get(self, version: int) -> StoredWeights:
@@ -222,10 +224,8 @@ class WeightStore:
             tensors=None if same else tuple(layout),
         )
 
-    def _append(self, entry: Version) -> None:
-        if self._log is None:
-            raise StorageError(f"{self.folder}: opened for reading; open it without read_only to publish")
-        self._head = self._log.append(
+    def _append(self, log: ChainedLog, entry: Version) -> None:
+        self._head = log.append(
             {
                 "format": FORMAT_VERSION,
                 "version": entry.version,
