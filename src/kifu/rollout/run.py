@@ -61,7 +61,8 @@ async def run_rollout(setting: Setting, *, writer: Sampler | Script, key: Rollou
             await _attempt(setting, session, task)
             if session.outcome is not None and session.outcome.truncated and setting.records_value:
                 final_value = await session.final_value()
-            verdict = await guard.verify()
+            if not _left_in_a_call(session, guard):
+                verdict = await guard.verify()
         except BoundaryError as failure:
             session.outcome = Outcome(reason=_REASONS[type(failure)], detail=str(failure)[:2000])
         session.log.close_turn()
@@ -107,4 +108,10 @@ async def _attempt(setting: Setting, session: Session, task: Task) -> None:
             with crossing(AgentFailure, f"agent {setting.agent.id}"):
                 await setting.agent.run(task, session, session)
     except TimeoutError:
-        session.outcome = Outcome(reason=StopReason.TIME_LIMIT, detail=f"the collector allows {limit} s")
+        if session.outcome is None:
+            session.outcome = Outcome(reason=StopReason.TIME_LIMIT, detail=f"the collector allows {limit} s")
+
+
+def _left_in_a_call(session: Session, guard: GuardedEnvironment) -> bool:
+    """Whether time ran out while the environment was working: a cut, and nobody knows the state to judge it."""
+    return session.outcome is not None and session.outcome.reason is StopReason.TIME_LIMIT and guard.is_lost

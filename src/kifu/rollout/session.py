@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from kifu.envs import Task, ToolSpec
 from kifu.envs.guard import Called, GuardedEnvironment
-from kifu.errors import EngineFailure, crossing
+from kifu.errors import EngineFailure, EnvironmentFailure, crossing
 from kifu.policy import Generation, Request, Sampler, ScoreRequest
 from kifu.records import (
     Estimate,
@@ -94,7 +94,8 @@ class Session:
         system = self._guard.instructions if self._setting.instructions is None else self._setting.instructions
         opening = [Message(role="system", content=system)] if system else []
         self.log.messages = [*opening, *self._setting.examples, Message(role="user", content=observation.text)]
-        self.log.lay(self._setting.renderer.start(self.log.messages, tool_views(self.tools)))
+        with crossing(EnvironmentFailure, f"showing the first observation of {self._task.id}"):
+            self.log.lay(self._setting.renderer.start(self.log.messages, tool_views(self.tools)))
 
     async def write(self) -> Parsed:
         """Let the policy write one turn; at a limit the episode ends instead and the text is empty."""
@@ -116,6 +117,9 @@ class Session:
             self._end(StopReason.NATURAL_END, "the script is over")
             return Parsed(text="")
         self.generation_s += time.perf_counter() - began
+        if written.finish is Finish.CONTEXT and not written.token_ids.size:
+            self._end(StopReason.CONTEXT_LIMIT, f"no room after {start} tokens")
+            return Parsed(text="")
         parsed = self._setting.renderer.parse(written.token_ids, views)
         self.log.messages.append(
             Message(role="assistant", content=parsed.text, reasoning=parsed.reasoning, calls=parsed.calls)
@@ -132,8 +136,12 @@ class Session:
             state_key=state_key,
             executed=parsed.calls,
         )
+        limit, position = self._setting.limits.tokens, self.log.tape.position
         if written.finish is Finish.CONTEXT:
-            self._end(StopReason.CONTEXT_LIMIT, f"no room after {self.log.tape.position} tokens")
+            self._end(StopReason.CONTEXT_LIMIT, f"no room after {position} tokens")
+        elif written.finish is Finish.LENGTH and limit is not None and position >= limit:
+            # Cut by the collector in the middle of a turn: the world must not punish what was not finished.
+            self._end(StopReason.TOKEN_LIMIT, f"the context holds {position} tokens, the collector allows {limit}")
         return parsed
 
     async def call(self, calls: Sequence[ToolCall], *, rewriter: str | None = None) -> list[ToolResult]:
@@ -160,7 +168,8 @@ class Session:
         """Append observations to the context."""
         renderer, ids = self._setting.renderer, self.log.ids
         ended = bool(ids.size) and int(ids[-1]) in renderer.stop_ids
-        extension = renderer.extend(ids, self.log.messages, texts, ended=ended, tools=tool_views(self.tools))
+        with crossing(EnvironmentFailure, f"showing the results of turn {len(self.log.turns)}"):
+            extension = renderer.extend(ids, self.log.messages, texts, ended=ended, tools=tool_views(self.tools))
         if extension.fork_at is not None:
             self.log.fork(extension.fork_at, by="template")
         self.log.close_turn()
@@ -194,20 +203,21 @@ class Session:
         request, turn = self._request(views), len(self.log.turns)
         with crossing(EngineFailure, f"sampling turn {turn} of {self._key.id}"):
             generation = await sampler.sample(request)
-        self.log.tape.append_generation(
-            generation.token_ids,
-            sampled=generation.sampled,
-            logprobs=generation.logprobs,
-            policy_version=generation.policy_version,
-            sampling=generation.sampling,
-            support=generation.support,
-            turn=turn,
-        )
+            self.log.tape.append_generation(
+                generation.token_ids,
+                sampled=generation.sampled,
+                logprobs=generation.logprobs,
+                policy_version=generation.policy_version,
+                sampling=generation.sampling,
+                support=generation.support,
+                turn=turn,
+            )
         return _Written(generation.token_ids, generation.finish, _estimates(generation))
 
     def _request(self, views: tuple[ToolView, ...]) -> Request:
         setting, limits = self._setting, self._setting.limits
-        constraint = setting.renderer.constraint(views, self._guard.allowed()) if setting.constrained else None
+        with crossing(EnvironmentFailure, "constraining the turn to the tools of this phase"):
+            constraint = setting.renderer.constraint(views, self._guard.allowed()) if setting.constrained else None
         room = setting.max_new_tokens
         if limits.tokens is not None:
             room = min(room, limits.tokens - self.log.tape.position)

@@ -19,12 +19,11 @@ from kifu.records import Group, Ints, Origin, Purpose, Span, Support, Trajectory
 from kifu.records.checks import pre_update_check
 from kifu.records.ledger import Bucket
 
-_EXCLUDED: Mapping[Exclusion, Bucket] = {
+_BY_OUTCOME: Mapping[Exclusion, Bucket] = {
     Exclusion.INFRA_ERROR: Bucket.INFRA_ERROR,
     Exclusion.TRUNCATED: Bucket.TRUNCATED_EXCLUDED,
-    Exclusion.NO_REWARD: Bucket.HELD_BACK,
-    Exclusion.NO_TURN: Bucket.HELD_BACK,
 }
+"""Nothing is wrong with these records; how the episode ended keeps them out of the update."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,13 +94,13 @@ def _usable(
     members: list[Trajectory] = []
     episodes: list[Episode] = []
     for member in group.members:
-        problems = pre_update_check(member)
-        if problems:
+        seen, problems = read_episode(member, rules), pre_update_check(member)
+        if isinstance(seen, Exclusion) and seen in _BY_OUTCOME:
+            buckets[member.id], why[member.id] = _BY_OUTCOME[seen], seen.value
+        elif problems:
             buckets[member.id], why[member.id] = Bucket.DEMONSTRATION_ONLY, problems[0]
-            continue
-        seen = read_episode(member, rules)
-        if isinstance(seen, Exclusion):
-            buckets[member.id], why[member.id] = _EXCLUDED[seen], seen.value
+        elif isinstance(seen, Exclusion):
+            buckets[member.id], why[member.id] = Bucket.HELD_BACK, seen.value
         elif member.key.purpose is Purpose.TRAIN and _oldest_version(member) < oldest:
             buckets[member.id], why[member.id] = Bucket.STALE, f"sampled under a version before {oldest}"
         else:

@@ -220,8 +220,9 @@ def _check_ids(where: str, *, ids: np.ndarray, spec: EngineSpec) -> None:
 
 
 def _check_score(request: ScoreRequest, *, spec: EngineSpec) -> None:
-    _check_ids("score", ids=request.token_ids, spec=spec)
     positions = request.positions
+    fed = int(positions.max()) if positions.size else 0
+    _check_ids("score", ids=request.token_ids[:fed], spec=spec)
     if positions.size and (int(positions.min()) < 1 or int(positions.max()) >= request.token_ids.size):
         raise EngineFailure(
             f"score: positions {int(positions.min())} to {int(positions.max())}, expected 1 to "
