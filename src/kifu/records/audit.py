@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from math import inf, isnan
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -237,11 +238,13 @@ def _compare_logprobs(
                 found.unrebuilt.append(Unrebuilt(trajectory=trajectory.id, why=why))
                 continue
             assert placed.span.logprobs is not None
-            errors.append((float(np.abs(recomputed - placed.span.logprobs).max()), placed))
+            error = float(np.abs(recomputed - placed.span.logprobs).max())
+            errors.append((inf if isnan(error) else error, placed))
         if not errors:
             continue
         worst, placed = max(errors, key=lambda item: item[0])
-        found.max_logprob_error = max(worst, found.max_logprob_error or 0.0)
+        if worst < inf:
+            found.max_logprob_error = max(worst, found.max_logprob_error or 0.0)
         if not worst <= tolerance:
             found.problem(
                 f"turn {placed.span.turn}: a logprob differs by {worst:.3g} nats from the recorded one, "
