@@ -34,7 +34,7 @@ class Preflight:
     memory_bytes: int | None
     """Estimated peak; None where nothing was measured."""
     step_s: float | None
-    """Wall seconds of one step, from a measured small one; None where nothing was measured."""
+    """Wall seconds of one step, an upper estimate from measured small ones; None where nothing was measured."""
     run_s: float | None
     disk_bytes: int
     """Estimated size of the run folder."""
@@ -42,7 +42,7 @@ class Preflight:
     scores: tuple[AgentScore, ...]
     """What the null and the random agent earn, and the demonstrator where there is one."""
     informative: int | None
-    """Groups of the measured step whose rewards differ."""
+    """Groups of the measured steps whose rewards differ."""
     groups: int | None
     warnings: tuple[str, ...] = ()
 
@@ -63,7 +63,7 @@ def preflight(loaded: Loaded, *, measure: bool = True, out: Path | None = None) 
 
     Args:
         loaded: the experiment.
-        measure: run one small step in a temporary folder; without it time, memory and groups stay unknown.
+        measure: run two small steps in a temporary folder; without it time, memory and groups stay unknown.
         out: where the run would be written, for the free space.
 
     Raises:
@@ -113,22 +113,25 @@ class _Measured:
 
 
 def _measured(prepared: Prepared) -> _Measured:
-    """One step with few prompts in a temporary folder, scaled to the prompts of a whole one."""
+    """Two steps with few prompts in a temporary folder; the second, warm one is scaled to the prompts of a whole one.
+
+    Rollouts of a whole step share more work, so the time is an upper estimate.
+    """
     experiment = prepared.experiment
     prompts = min(_MEASURED_PROMPTS, experiment.update.prompts_per_step)
     update = experiment.update.model_copy(
-        update={"steps": 1, "prompts_per_step": prompts, "warm_start": NoWarmStart(), "patience": 2, "max_age": 0}
+        update={"steps": 2, "prompts_per_step": prompts, "warm_start": NoWarmStart(), "patience": 3, "max_age": 0}
     )
     evaluation = experiment.evaluation.model_copy(update={"tasks": 1, "tries": 1, "every": None})
     small = experiment.model_copy(update={"update": update, "evaluation": evaluation})
     with tempfile.TemporaryDirectory(prefix="kifu-check-") as scratch:
         result = train(replace(prepared.loaded, experiment=small), out=Path(scratch) / "run", quiet=True)
-        row = read_metrics(result.folder / "metrics.jsonl")[0]
+        rows = read_metrics(result.folder / "metrics.jsonl")
     return _Measured(
-        step_s=row["seconds"] * experiment.update.prompts_per_step / prompts,
+        step_s=rows[-1]["seconds"] * experiment.update.prompts_per_step / prompts,
         memory_bytes=peak_rss_bytes(),
-        informative=row["informative_groups"],
-        groups=row["groups"],
+        informative=sum(row["informative_groups"] for row in rows),
+        groups=sum(row["groups"] for row in rows),
     )
 
 

@@ -1,6 +1,7 @@
 """From a loaded experiment to everything a run needs short of weights in memory and a folder on disk."""
 
 import hashlib
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,7 +25,15 @@ from kifu.training.experiment import Loaded
 from kifu.training.freeze import Identity, Protocol, freeze
 from kifu.training.layers import Demonstrations, Experiment, HfPolicy, Lora, Optimizer, RecurrentPolicy
 from kifu.training.machine import resolve_machine
-from kifu.training.tasks import GeneratedTasks, ListedTasks, TaskSource, demonstration_task, parse_splits
+from kifu.training.tasks import (
+    GeneratedTasks,
+    ListedTasks,
+    TaskSource,
+    demonstration_task,
+    hold_out,
+    parse_splits,
+    tasks_digest,
+)
 
 AGENT = "tool_calling"
 _LIBRARIES = ("kifu", "numpy", "torch", "transformers", "tokenizers", "peft")
@@ -121,7 +130,8 @@ def prepare(loaded: Loaded) -> Prepared:
         ModelError: the model cannot be had.
     """
     experiment = loaded.experiment
-    environment = loaded.environment or resolve_environment(experiment.environment.name)
+    environment = loaded.environment or resolve_environment(_located(experiment.environment.name, loaded.folder))
+    loaded = _with_tasks(loaded, environment)
     stages = _stages(experiment)
     for stage in stages:
         _check_stage(stage, experiment)
@@ -174,6 +184,23 @@ def prepare(loaded: Loaded) -> Prepared:
         model=model,
         vocabulary=renderer.vocab_size if isinstance(renderer, SymbolRenderer) else 0,
     )
+
+
+def _located(name: str, folder: Path) -> str:
+    """The name of an environment, a relative file in it taken from the experiment's folder."""
+    found = re.fullmatch(r"(.+?\.(?:jsonl|py))([@:].*)?", name)
+    if found is None or not (folder / found[1]).is_file():
+        return name
+    return f"{(folder / found[1]).resolve()}{found[2] or ''}"
+
+
+def _with_tasks(loaded: Loaded, environment: type[Environment]) -> Loaded:
+    """The experiment with the tasks of its environment's file, where they come from one."""
+    rows: tuple[Task, ...] = getattr(environment, "rows", ())
+    if loaded.tasks or not rows:
+        return loaded
+    tasks = hold_out(rows, split=loaded.experiment.evaluation.split)
+    return replace(loaded, tasks=tasks, tasks_digest=tasks_digest(tasks))
 
 
 def _stages(experiment: Experiment) -> tuple[Stage, ...]:

@@ -1,9 +1,11 @@
 """Which task stands at which place: splits as disjoint ranges of seeds, or a finite list in a seeded order."""
 
+import hashlib
 import itertools
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -133,6 +135,24 @@ class ListedTasks:
         if index >= len(tasks):
             raise ExperimentError(f"split `{split}` holds {len(tasks)} tasks, task {index} was asked for")
         return tasks[index]
+
+
+def hold_out(tasks: Sequence[Task], *, split: str = "held_out") -> tuple[Task, ...]:
+    """The tasks with about a fifth of them moved to ``split``, chosen by the digest of their ids.
+
+    Tasks that name any split besides ``train`` are left as they are.
+    """
+    if any(task.split != "train" for task in tasks) or len(tasks) < 2:
+        return tuple(tasks)
+    ranked = sorted(tasks, key=lambda task: hashlib.sha256(task.id.encode()).digest())
+    held = {task.id for task in ranked[: max(1, len(tasks) // 5)]}
+    return tuple(replace(task, split=split) if task.id in held else task for task in tasks)
+
+
+def tasks_digest(tasks: Sequence[Task]) -> str:
+    """SHA-256 of the canonical JSON of a list of tasks."""
+    plain = [[task.id, task.seed, task.family, task.split, dict(task.data)] for task in tasks]
+    return hashlib.sha256(json.dumps(plain, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
 
 
 def demonstration_task(environment: type[Environment], index: int) -> Task:

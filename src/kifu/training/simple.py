@@ -1,0 +1,215 @@
+"""Training and evaluating from Python without an experiment file: the same six layers are filled and frozen."""
+
+import inspect
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+from kifu.envs import Environment, Task, class_tools
+from kifu.envs.registry import resolve_environment
+from kifu.envs.suites.jsonl import RewardFunction, questions
+from kifu.errors import UsageError
+from kifu.evaluation import EvaluationSummary
+from kifu.training import evaluate as evaluation
+from kifu.training.experiment import VERSION, Loaded, Table, merge, parse_experiment
+from kifu.training.run import Result
+from kifu.training.run import train as run_experiment
+from kifu.training.tasks import hold_out, tasks_digest
+
+_LOADED_BY_NAME = "kifu_user_"
+"""How modules begin whose file was loaded because an experiment named it."""
+
+
+def train(
+    environment: type[Environment] | str | None = None,
+    *,
+    tasks: str | Path | Sequence[Task] | None = None,
+    reward: RewardFunction | str | None = None,
+    model: str = "smollm2-135m",
+    algorithm: str = "grpo",
+    out: str | Path | None = None,
+    seed: int = 0,
+    quiet: bool = False,
+    **overrides: Any,  # noqa: ANN401 (values of the experiment file)
+) -> Result:
+    """Train a policy in an environment, or on questions with a reward function.
+
+    Args:
+        environment: a class, or a name as in ``[environment] name``.
+        tasks: path of a JSONL file of questions, or tasks of the environment; None takes the environment's own.
+        reward: for a file of questions: ``exact``, ``numeric``, ``regex``, or a function of answer and task.
+        model: a name, folder or hub id; ``recurrent`` is the small symbolic policy.
+        algorithm: a name in `kifu.algorithms.ALGORITHMS`.
+        out: run folder; ``runs/<name>-seed<seed>`` when None.
+        seed: of the run.
+        quiet: show nothing.
+        **overrides: fields of the experiment file: ``update={"steps": 4}`` or ``**{"update.steps": 4}``.
+
+    Raises:
+        ExperimentError: a layer is missing something or contradicts another.
+    """
+    loaded = fill(environment, tasks=tasks, reward=reward, model=model, algorithm=algorithm, overrides=overrides)
+    return run_experiment(loaded, out=None if out is None else Path(out), seed=seed, quiet=quiet)
+
+
+def evaluate(
+    run: str | Path,
+    *,
+    checkpoint: str | int = "last",
+    split: str | None = None,
+    tasks: int | None = None,
+    tries: int | None = None,
+    decoding: Literal["greedy", "sampled"] | None = None,
+) -> EvaluationSummary:
+    """Evaluate a kept version of a run; what is not given is what layer 6 of the run says.
+
+    Args:
+        run: the run folder.
+        checkpoint: number of a version, ``first`` or ``last``.
+        split: whose tasks.
+        tasks: how many.
+        tries: attempts at each task.
+        decoding: ``greedy``, or ``sampled`` as rollouts are.
+
+    Raises:
+        StorageError: no run there, or the version is not kept.
+    """
+    wanted = evaluation.Evaluation(checkpoint=checkpoint, split=split, tasks=tasks, tries=tries, decoding=decoding)
+    return evaluation.evaluate(run, wanted)
+
+
+def fill(
+    environment: type[Environment] | str | None = None,
+    *,
+    tasks: str | Path | Sequence[Task] | None = None,
+    reward: RewardFunction | str | None = None,
+    model: str = "smollm2-135m",
+    algorithm: str = "grpo",
+    overrides: Mapping[str, Any] | None = None,
+) -> Loaded:
+    """The experiment that `train` runs, with what the environment does not declare filled from its docstrings.
+
+    Raises:
+        UsageError: neither an environment nor a file of questions, or both.
+        ExperimentError: an override names no field.
+    """
+    cls, name = _environment(environment, tasks, reward)
+    listed: tuple[Task, ...] = getattr(cls, "rows", ())
+    if not isinstance(tasks, str | Path) and tasks is not None:
+        listed = tuple(tasks)
+    listed = hold_out(listed)
+    table: Table = {
+        "kifu": VERSION,
+        "environment": {"name": name, **_described(cls, reward), **({} if listed else {"splits": _SPLITS})},
+        "policy": _policy(model),
+        "credit": {"algorithm": algorithm},
+        "update": {
+            "steps": 12,
+            "prompts_per_step": 6,
+            "group_size": 8,
+            "optimizer": {"learning_rate": 3e-3 if model == "recurrent" else 3e-4},
+        },
+        "evaluation": {"tasks": _evaluated(listed)},
+    }
+    for key, value in (overrides or {}).items():
+        for part in reversed(key.split(".")):
+            value = {part: value}
+        table = merge(table, value)
+    loaded = parse_experiment(table, name=_slug(cls), folder=Path.cwd(), where="kifu.train")
+    return replace(loaded, environment=cls, tasks=listed, tasks_digest=tasks_digest(listed) if listed else None)
+
+
+_SPLITS = {"train": "seed 0..", "held_out": "seed 5_000_000.."}
+
+
+def _environment(
+    environment: type[Environment] | str | None,
+    tasks: str | Path | Sequence[Task] | None,
+    reward: RewardFunction | str | None,
+) -> tuple[type[Environment], str]:
+    if isinstance(tasks, str | Path):
+        if environment is not None:
+            raise UsageError("kifu.train: found an environment and a file of questions; give one of them")
+        path = Path(tasks).resolve()
+        rule = "" if reward is None else f"@{reward}" if isinstance(reward, str) else f"@{_import_name(reward)}"
+        return questions(path, reward=reward), f"{path}{rule}"
+    if environment is None:
+        raise UsageError(
+            "kifu.train: no environment; give a class, a built-in name, or tasks='questions.jsonl' with a reward"
+        )
+    if reward is not None:
+        raise UsageError("kifu.train: a reward belongs to a file of questions; an environment pays through verify()")
+    if isinstance(environment, str):
+        return resolve_environment(environment), environment
+    if environment.__module__.startswith(_LOADED_BY_NAME):
+        raise UsageError(
+            f"{inspect.getfile(environment)}: the file was loaded because a run names its class "
+            f"`{environment.__name__}`, and trains while it is loaded; put the call of kifu.train under "
+            "`if __name__ == '__main__':`"
+        )
+    return environment, _import_name(environment)
+
+
+def _import_name(item: Any) -> str:  # noqa: ANN401 (a class or function)
+    """How the command line finds it again: ``module:name``, or ``file.py:name`` for the script that runs."""
+    module = item.__module__
+    script = getattr(sys.modules.get("__main__"), "__file__", None)
+    if module == "__main__" and script is not None and isinstance(item, type):
+        return f"{Path(script).resolve()}:{item.__qualname__}"
+    return f"{module}:{item.__qualname__}"
+
+
+def _described(cls: type[Environment], reward: RewardFunction | str | None) -> dict[str, str]:
+    """Texts of layer 1 that the environment's facts leave open."""
+    facts, name = cls.facts, cls.__name__
+    tools = class_tools(cls)
+    calls = ", ".join(f"{spec.name}({', '.join(_parameters(spec.parameters))})" for spec in tools)
+    success = f"`{name}.verify` says so{_sentence(cls.verify)}"
+    texts = {
+        "decision_model": ("decision model", "tool call, POMDP" if tools else "one message, contextual bandit"),
+        "state": ("state", f"attributes of `{name}`{_sentence(cls)}"),
+        "initial_states": ("initial states", f"what `{name}.reset` makes of task and seed{_sentence(cls.reset)}"),
+        "observations": ("observations", "what reset shows and the tools return"),
+        "hidden": ("hidden", f"every attribute of `{name}` that no observation shows"),
+        "action": ("actions", f"one call of {calls}" if calls else "one message"),
+        "reset": ("reset, versions, seeds", f"reset(task, seed), version {cls.version}; randomness from the seed"),
+        "success": ("success", success),
+        "failure": ("failure", "every other end of the episode"),
+        "reward": ("reward", "the verdict, paid once at the end"),
+        "irreversible": ("irreversible", "not declared"),
+    }
+    found = {field: text for field, (fact, text) in texts.items() if not facts.get(fact)}
+    if callable(reward):
+        found["reward"] = f"`{reward.__qualname__}` of the answer{_sentence(reward)}"
+    elif reward is not None:
+        found["reward"] = f"the verifier `{reward}` of the answer"
+    return found
+
+
+def _parameters(schema: Mapping[str, Any]) -> list[str]:
+    return list(schema.get("properties", {}))
+
+
+def _sentence(item: Any) -> str:  # noqa: ANN401 (a class or function)
+    """Its docstring's first line, to stand behind a text; empty when it has none of its own."""
+    doc = inspect.cleandoc(item.__doc__ or "").split("\n")[0].strip()
+    inherited = getattr(Environment, getattr(item, "__name__", ""), None)
+    return f": {doc}" if doc and item is not inherited else ""
+
+
+def _policy(model: str) -> Table:
+    if model == "recurrent":
+        return {"engine": "recurrent"}
+    return {"engine": "hf", "model": model, "weights": {"type": "lora"}}
+
+
+def _evaluated(listed: Sequence[Task]) -> int:
+    held = sum(task.split == "held_out" for task in listed)
+    return min(64, held) if listed and held else 64
+
+
+def _slug(cls: type[Environment]) -> str:
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls.id or cls.__name__).lower()
