@@ -4,7 +4,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kifu.algorithms.composition import Card, Feedback, Plan, ReductionName, Source, TurnCredit, reduction_of
+from kifu.algorithms.composition import (
+    Amount,
+    Card,
+    Feedback,
+    Plan,
+    ReductionName,
+    Share,
+    Source,
+    TurnCredit,
+    reduction_of,
+)
 from kifu.credit import gae
 from kifu.credit.episode import Episode
 from kifu.credit.reading import RewardRules
@@ -15,10 +25,10 @@ from kifu.objectives import EntropyBonus, Objective, PolicyObjective, Reduction,
 class ActorCritic:
     """A2C with generalized advantages over turns."""
 
-    lam: float = 1.0
+    lam: Share = 1.0
     """Decay of the residuals; 1 is return minus value."""
-    value_coefficient: float = 0.5
-    entropy_coefficient: float = 0.01
+    value_coefficient: Amount = 0.5
+    entropy_coefficient: Amount = 0.01
     average: ReductionName = "turn"
 
     card: ClassVar[Card] = Card(

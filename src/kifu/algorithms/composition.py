@@ -6,7 +6,9 @@ Axes: ``K`` turns of one trajectory, ``G`` members of a group.
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
-from typing import ClassVar, Literal, Protocol, TypeAlias, assert_never, runtime_checkable
+from typing import Annotated, ClassVar, Literal, Protocol, TypeAlias, assert_never, runtime_checkable
+
+from pydantic import Field
 
 from kifu.credit.arrays import Doubles
 from kifu.credit.episode import Episode
@@ -15,6 +17,10 @@ from kifu.credit.returns import discounted_returns
 from kifu.objectives import ConstantNormalizer, Objective, Reduction, TokenMean, TrajectoryMean, TurnMean
 
 ReductionName: TypeAlias = Literal["token", "turn", "trajectory", "sum"]
+Epochs: TypeAlias = Annotated[int, Field(ge=1)]
+Share: TypeAlias = Annotated[float, Field(ge=0, le=1)]
+Amount: TypeAlias = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+"""Domains of options, checked by `kifu.algorithms.build_algorithm`."""
 
 
 class Feedback(StrEnum):

@@ -7,7 +7,9 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from kifu.algorithms.composition import (
+    Amount,
     Card,
+    Epochs,
     Feedback,
     Plan,
     ReductionName,
@@ -26,12 +28,12 @@ from kifu.objectives import ClippedRatio, Objective, PolicyObjective, Reduction,
 class Grpo:
     """Every token of a trajectory gets the trajectory's reward relative to its group."""
 
-    clip_low: float = 0.2
-    clip_high: float = 0.2
+    clip_low: Amount = 0.2
+    clip_high: Amount = 0.2
     std: Literal["none", "sample", "population"] = "sample"
     """What the centred reward is divided by; the paper writes std without saying which, public code uses n - 1."""
-    eps: float = 1e-6
-    epochs: int = 1
+    eps: Amount = 1e-6
+    epochs: Epochs = 1
     average: ReductionName = "trajectory"
 
     card: ClassVar[Card] = Card(

@@ -4,7 +4,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kifu.algorithms.composition import Card, Feedback, Plan, ReductionName, Source, TurnCredit, reduction_of
+from kifu.algorithms.composition import (
+    Amount,
+    Card,
+    Epochs,
+    Feedback,
+    Plan,
+    ReductionName,
+    Share,
+    Source,
+    TurnCredit,
+    reduction_of,
+)
 from kifu.credit import gae
 from kifu.credit.episode import Episode
 from kifu.credit.reading import RewardRules
@@ -23,13 +34,13 @@ from kifu.objectives import (
 class Ppo:
     """The clipped surrogate, several passes over the same rollouts."""
 
-    clip_low: float = 0.2
-    clip_high: float = 0.2
-    lam: float = 0.95
-    epochs: int = 4
-    value_coefficient: float = 0.5
-    value_clip: float | None = None
-    entropy_coefficient: float = 0.01
+    clip_low: Amount = 0.2
+    clip_high: Amount = 0.2
+    lam: Share = 0.95
+    epochs: Epochs = 4
+    value_coefficient: Amount = 0.5
+    value_clip: Amount | None = None
+    entropy_coefficient: Amount = 0.01
     whiten: bool = True
     """Normalize advantages over the trained tokens of the update."""
     average: ReductionName = "token"

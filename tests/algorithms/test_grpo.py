@@ -1,0 +1,55 @@
+"""GRPO's credit against plain loops, and the groups that carry none."""
+
+from collections.abc import Callable
+from math import sqrt
+
+import pytest
+
+from kifu.algorithms import build_algorithm
+from kifu.credit import Episode
+from kifu.credit.reading import RewardRules
+
+Make = Callable[..., Episode]
+RETURNS = [1.0, 0.0, 0.0, 0.5]
+
+
+def expected(std: str, eps: float) -> list[float]:
+    """A_i = (R_i - mean R) / (std R + eps), member by member."""
+    mean = sum(RETURNS) / 4
+    squares = sum((value - mean) ** 2 for value in RETURNS)
+    divisor = {"none": 1.0, "sample": sqrt(squares / 3) + eps, "population": sqrt(squares / 4) + eps}[std]
+    return [(value - mean) / divisor for value in RETURNS]
+
+
+@pytest.mark.parametrize("std", ["none", "sample", "population"])
+def test_every_turn_has_the_return_relative_to_the_group(make_episode: Make, std: str) -> None:
+    lengths = [1, 2, 3, 4]
+    group = [make_episode([0.0] * (length - 1) + [value]) for length, value in zip(lengths, RETURNS, strict=True)]
+
+    found = build_algorithm("grpo", {"std": std, "eps": 0.01}).credit(group, RewardRules())
+
+    assert found is not None
+    for credit, length, advantage in zip(found, lengths, expected(std, 0.01), strict=True):
+        assert credit.advantages_K.tolist() == pytest.approx([advantage] * length, abs=1e-12)
+        assert credit.value_targets_K is None
+
+
+def test_the_return_is_discounted_and_a_cut_is_worth_its_value(make_episode: Make) -> None:
+    group = [make_episode([1.0, 2.0], cut_worth=4.0), make_episode([0.0])]
+
+    found = build_algorithm("grpo", {"std": "none"}).credit(group, RewardRules(gamma=0.5))
+
+    whole = 1.0 + 0.5 * 2.0 + 0.25 * 4.0
+    assert found is not None
+    assert [credit.advantages_K.tolist() for credit in found] == [[whole / 2, whole / 2], [-whole / 2]]
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0, 0.1 + 0.2])
+def test_equal_returns_carry_no_signal(make_episode: Make, value: float) -> None:
+    group = [make_episode([0.0] * length + [value]) for length in range(4)]
+
+    assert build_algorithm("grpo").credit(group, RewardRules()) is None
+
+
+def test_one_member_alone_carries_no_signal(make_episode: Make) -> None:
+    assert build_algorithm("grpo").credit([make_episode([1.0])], RewardRules()) is None
