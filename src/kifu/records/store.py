@@ -94,25 +94,20 @@ class RunStore:
         self._manifest = ChainedLog(path, name="manifest")
         self._wal = WalWriter(self.folder / "wal", number=int(logs[-1].stem) + 1 if logs else 0)
         try:
-            for frame in kept:
-                self._restore(frame)
-            for _, _, durable in self._pending.values():
+            written = [self._wal.append(frame) for frame in kept]
+            for frame, durable in zip(kept, written, strict=True):
+                if frame.kind == "note":
+                    self._notes.setdefault(frame.id, []).append(frame.body["note"])
+                else:
+                    self._pending[frame.id] = (from_row(frame.body), frame.body, durable)
+                    self._digests[frame.id] = frame.body["content_digest"]
+            for durable in written:
                 durable.result()
             self._wal.cut()
         except BaseException:
             self._wal.close()
             self._manifest.close()
             raise
-
-    def _restore(self, frame: Frame) -> None:
-        durable = self._wal.append(frame)
-        if frame.kind == "note":
-            self._notes.setdefault(frame.id, []).append(frame.body["note"])
-            durable.result()
-            return
-        trajectory = from_row(frame.body)
-        self._pending[frame.id] = (trajectory, frame.body, durable)
-        self._digests[frame.id] = frame.body["content_digest"]
 
     @property
     def head(self) -> str:
