@@ -1,7 +1,7 @@
 """Everything of a run that is alive: engine, collectors, weights, and what the record already holds."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from kifu.engines import build_engine
@@ -10,6 +10,7 @@ from kifu.errors import AlteredError, StorageError
 from kifu.monitor import RunFolder
 from kifu.policy import Engine, Machine, Weights
 from kifu.records import Purpose, Trajectory
+from kifu.records.blobs import BlobStore
 from kifu.records.store import RunStore
 from kifu.records.weights import WeightStore
 from kifu.rollout import Script
@@ -55,6 +56,7 @@ class Bench:
         self._recorded: dict[int, dict[str, Trajectory]] = {}
         for trajectory in recorded:
             self._recorded.setdefault(trajectory.key.step, {})[trajectory.id] = trajectory
+        self._blobs = BlobStore(folder.blobs)
         self.books = Books()
         self.engine: Engine
         self.collector: Collector
@@ -115,7 +117,17 @@ class Bench:
         return self.engine
 
     async def _accept(self, trajectory: Trajectory) -> None:
+        for digest in _masks(trajectory):
+            if not self._blobs.has(digest):  # a record never names a bitmap that is not there
+                await asyncio.to_thread(self._blobs.put, self.engine.bitmaps[digest])
         await asyncio.wrap_future(self._store.accept(trajectory))
+
+    def fetch_bitmaps(self, trajectories: Iterable[Trajectory]) -> None:
+        """Give the trainer the bitmaps of records it did not sample in this process."""
+        for trajectory in trajectories:
+            for digest in _masks(trajectory):
+                if digest not in self.engine.bitmaps:
+                    self.engine.bitmaps[digest] = self._blobs.get(digest)
 
     def keep(self, weights: Weights) -> str:
         """Store a version and give its digest; a version that is known must be the same.
@@ -178,3 +190,8 @@ def relevant(trajectory: Trajectory, *, step: int, version: int) -> bool:
     """Whether a loop that goes on at ``step`` may need this record again."""
     evaluation = trajectory.key.purpose is Purpose.EVALUATION
     return trajectory.key.step >= (version if evaluation else step)
+
+
+def _masks(trajectory: Trajectory) -> set[str]:
+    supports = (span.support or () for tape in trajectory.tapes for span in tape.spans)
+    return {support.mask for found in supports for support in found if support is not None and support.mask}

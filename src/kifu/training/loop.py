@@ -106,6 +106,7 @@ class Loop:
         with self._observer.collecting():
             groups = await self._groups(stage, step)
         trajectories = {member.id: member for group in groups for member in group.members}
+        self._bench.fetch_bitmaps(trajectories.values())
         limit_failures(trajectories.values(), limit=self._bench.experiment.environment.failure_rate_limit, step=step)
         with self._observer.training():
             trained = await asyncio.to_thread(self._train, stage, groups, trajectories)
