@@ -9,13 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
 
 from kifu.errors import AlteredError, DiskFullError, FormatError
 from kifu.records.crash import crash_point
 
 FORMAT = 1
+_KINDS = {
+    "f8": "F64", "f4": "F32", "f2": "F16", "i8": "I64", "i4": "I32", "i2": "I16", "i1": "I8",
+    "u8": "U64", "u4": "U32", "u2": "U16", "u1": "U8", "b1": "BOOL",
+}  # fmt: skip
+"""numpy's little-endian kinds to those of safetensors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +56,7 @@ def save_checkpoint(folder: Path, mark: Mark, state: Mapping[str, Any]) -> Path:
     tree = _flatten(state, "", arrays)
     try:
         work.mkdir(parents=True)
-        save_file(arrays, work / "state.safetensors")
+        _write_arrays(work / "state.safetensors", arrays)
         (work / "mark.json").write_text(json.dumps({"format": FORMAT, **asdict(mark), "tree": tree}))
         for name in ("state.safetensors", "mark.json"):
             _sync(work / name)
@@ -59,9 +65,6 @@ def save_checkpoint(folder: Path, mark: Mark, state: Mapping[str, Any]) -> Path:
         raise DiskFullError(
             f"{target}: cannot write the checkpoint: {cause}. Free space and `kifu resume`; nothing accepted is lost."
         ) from cause
-    except SafetensorError as cause:
-        shutil.rmtree(work, ignore_errors=True)
-        raise DiskFullError(f"{target}: cannot write the checkpoint: {cause}. Free space and `kifu resume`.") from cause
     crash_point("checkpoint.before_rename")
     if target.exists():
         shutil.rmtree(target)
@@ -95,6 +98,22 @@ def load_checkpoint(path: Path) -> tuple[Mark, dict[str, Any]]:
         return Mark(**table), _restore(tree, arrays)
     except (ValueError, KeyError, TypeError, SafetensorError) as cause:
         raise AlteredError(f"{path}: not a checkpoint of this library ({cause}). Use an older one.") from cause
+
+
+def _write_arrays(path: Path, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+    """A safetensors file written array by array: the library's own writer holds a second copy of everything."""
+    header, offset = {}, 0
+    for name, array in arrays.items():
+        kind = _KINDS[array.dtype.str.lstrip("<|")]
+        header[name] = {"dtype": kind, "shape": list(array.shape), "data_offsets": [offset, offset + array.nbytes]}
+        offset += array.nbytes
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little"))
+        file.write(text)
+        for array in arrays.values():
+            file.write(array.reshape(-1).view(np.uint8).data)
 
 
 def _flatten(value: object, path: str, arrays: dict[str, np.ndarray]) -> object:
