@@ -1,5 +1,6 @@
 """Double entry of the loop: counted at the source, closed by the step, and a limit on failures."""
 
+import threading
 from collections.abc import Collection, Iterable, Mapping
 
 from kifu.errors import FailureRateError
@@ -9,36 +10,61 @@ from kifu.training.assemble import Assembled
 
 
 class Books:
-    """Counts attempts and sampled tokens at their source, for the ledger: what was started, what is still held."""
+    """Counts attempts and sampled tokens at their source, for the ledger: what was started, what is still held.
+
+    Rollouts are accepted on the event loop while a step closes on another thread, so both figures of a closing are
+    taken at once.
+    """
 
     def __init__(self) -> None:
         self._open: dict[str, int] = {}
         self._started = Count()
+        self._carried = Count()
+        self._guard = threading.Lock()
 
     def begin(self, attempt: str) -> None:
-        """An attempt starts; its tokens are booked when it is accepted."""
-        self._open[attempt] = 0
-        self._started += Count(attempts=1)
+        """An attempt starts, or goes on after its process died; its tokens are booked when it is accepted."""
+        with self._guard:
+            self._open[attempt] = 0
+            self._enter(Count(attempts=1))
 
     def accepted(self, trajectory: Trajectory) -> None:
         """An attempt is durable."""
-        self._open[trajectory.id] = trajectory.sampled_tokens
-        self._started += Count(tokens=trajectory.sampled_tokens)
+        with self._guard:
+            self._open[trajectory.id] = trajectory.sampled_tokens
+            self._enter(Count(tokens=trajectory.sampled_tokens))
 
-    def take_started(self) -> Count:
-        """What was started since the last time this was asked."""
-        found, self._started = self._started, Count()
-        return found
+    def close(self, attempts: Iterable[str]) -> tuple[Count, Count]:
+        """Attempts leave the flight into a bucket: what was started since the last closing, and what is still held."""
+        with self._guard:
+            for attempt in attempts:
+                del self._open[attempt]
+            started, self._started = self._started, Count()
+            return started, self._held() + self._carried
 
-    def close(self, attempts: Iterable[str]) -> None:
-        """Attempts leave the flight into a bucket."""
-        for attempt in attempts:
-            del self._open[attempt]
+    def settle(self, closing: Count) -> None:
+        """Go on from a closing figure on record, of a process that died.
 
-    @property
-    def in_flight(self) -> Count:
-        """What is held: attempts under way, and accepted ones that no step has closed."""
+        What is held beyond it counts as started afterwards; what is missing comes later without being started again:
+        the attempts of the next steps that were under way, run again or taken from the record under their old ids.
+        """
+        with self._guard:
+            held = self._held()
+            self._started = Count(
+                attempts=max(held.attempts - closing.attempts, 0), tokens=max(held.tokens - closing.tokens, 0)
+            )
+            self._carried = Count(
+                attempts=max(closing.attempts - held.attempts, 0), tokens=max(closing.tokens - held.tokens, 0)
+            )
+
+    def _held(self) -> Count:
         return Count(attempts=len(self._open), tokens=sum(self._open.values()))
+
+    def _enter(self, count: Count) -> None:
+        """Book what is new; what was carried over is not."""
+        attempts, tokens = min(count.attempts, self._carried.attempts), min(count.tokens, self._carried.tokens)
+        self._carried = Count(attempts=self._carried.attempts - attempts, tokens=self._carried.tokens - tokens)
+        self._started += Count(attempts=count.attempts - attempts, tokens=count.tokens - tokens)
 
 
 def close_step(
@@ -49,16 +75,15 @@ def close_step(
     Raises:
         LedgerError: the two sides differ.
     """
-    started, trained = books.take_started(), 0
+    (started, in_flight), trained = books.close(assembled.buckets), 0
     ledger = ledger.start(attempts=started.attempts, tokens=started.tokens)
     for name, bucket in assembled.buckets.items():
         tokens = trajectories[name].sampled_tokens
         trained += tokens if bucket is Bucket.TRAINED else 0
         ledger = ledger.close(bucket, attempts=1, tokens=tokens)
-    books.close(assembled.buckets)
     if trained:
         ledger = ledger.use(epochs, tokens=trained)
-    ledger = ledger.end(in_flight=books.in_flight)
+    ledger = ledger.end(in_flight=in_flight)
     ledger.check()
     return ledger
 

@@ -75,6 +75,7 @@ class Loop:
         self._ahead: dict[int, asyncio.Task[list[Group]]] = {}
         self._waiting: asyncio.Future[list[Group]] | None = None
         self._stopped = False
+        self._updating = False
         self._evaluated: dict[str, Bucket] = {}
         self.progress = progress
 
@@ -113,7 +114,7 @@ class Loop:
             if trained.moved:
                 await self._publish(await asyncio.to_thread(self._bench.engine.trainer.publish))
         self._store.seal(step)
-        self.progress.step = step + 1
+        self.progress.step, self._updating = step + 1, False
         closed, self.progress.ledger = self.progress.ledger, self.progress.ledger.next()
         if (
             self.progress.step == self._bench.steps
@@ -210,6 +211,7 @@ class Loop:
         )
         objective = stage.algorithm.objective()
         results, stats = [], []
+        self._updating = True
         for update in range(epochs):
             line = plan_line(
                 assembled,
@@ -242,11 +244,15 @@ class Loop:
         known = self._planned.get((line.step, line.update))
         if known is None:
             self._plans.append(line)
-        elif replace(known, head=line.head) != line:
+            return
+        if replace(known, head=line.head, ledger=line.ledger) != line or not _closed_alike(known.ledger, line.ledger):
             raise AlteredError(
                 f"step {line.step}, update {line.update}: the records give another plan than plan.jsonl holds; "
                 "`kifu audit` names the record that was changed"
             )
+        if known.ledger is not None:  # what was in flight then depended on the clock; the figures on record stand
+            self.progress.ledger = known.ledger
+            self._bench.books.settle(known.ledger.closing)
 
     async def _publish(self, weights: Weights) -> None:
         self.progress.digest = await asyncio.to_thread(self._bench.keep, weights)
@@ -291,7 +297,10 @@ class Loop:
             )
 
     def checkpoint(self) -> None:
-        """Write the trainer's state as of the last closed step."""
+        """Write the trainer's state as of the last closed step; inside a step's updates there is none."""
+        if self._updating:
+            return
+        ledger = self.progress.ledger
         mark = Mark(
             step=self.progress.step,
             version=self.progress.version,
@@ -299,6 +308,13 @@ class Loop:
             manifest_head=self._store.head,
             plan_head=self._plans.head,
             stalled=self.progress.stalled,
-            ledger=self.progress.ledger.to_json(),
+            ledger=Ledger(step=ledger.step, opening=ledger.opening).to_json(),  # evaluations are entered again
         )
         save_checkpoint(self._bench.folder.checkpoints, mark, self._bench.engine.trainer.state())
+
+
+def _closed_alike(one: Ledger | None, two: Ledger | None) -> bool:
+    """Whether two ledgers closed the same into the same buckets."""
+    if one is None or two is None:
+        return one is two
+    return (dict(one.closed), dict(one.times_used)) == (dict(two.closed), dict(two.times_used))

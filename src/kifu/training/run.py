@@ -15,7 +15,7 @@ from kifu.errors import AlteredError, ExperimentError, KifuError, StorageError
 from kifu.evaluation import EvaluationSummary
 from kifu.monitor import RunFolder, write_atomic
 from kifu.records import Trajectory
-from kifu.records.ledger import Bucket, Ledger
+from kifu.records.ledger import Ledger
 from kifu.records.plan import PlanLine, PlanLog, read_plan
 from kifu.records.reader import RunReader
 from kifu.records.store import RunStore
@@ -234,8 +234,7 @@ def _begin(bench: Bench) -> Progress:
             f"{mark.weights_digest[:12]}"
         )
     ledger = Ledger.from_json(mark.ledger)
-    if ledger.opening.attempts:  # rollouts collected ahead died with their process and are collected again
-        ledger = ledger.close(Bucket.INTERRUPTED, attempts=ledger.opening.attempts, tokens=ledger.opening.tokens)
+    bench.books.settle(ledger.opening)  # rollouts collected ahead go on
     return Progress(
         step=mark.step, version=mark.version, digest=mark.weights_digest, stalled=mark.stalled, ledger=ledger
     )
