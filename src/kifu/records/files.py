@@ -40,9 +40,12 @@ def fsync_folder(folder: Path) -> None:
 
 
 def make_folder(folder: Path) -> Path:
-    """Create a folder and its parents."""
+    """Create a folder and its parents, durable on return."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
     with storing("a folder", folder):
         folder.mkdir(parents=True, exist_ok=True)
+        for path in missing:
+            fsync_folder(path.parent)
     return folder
 
 

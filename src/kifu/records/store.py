@@ -149,8 +149,8 @@ class RunStore:
                 )
             if known is not None:
                 return self._pending[trajectory.id][2] if trajectory.id in self._pending else _done()
-            self._digests[trajectory.id] = digest
             durable = self._wal.append(Frame(kind="trajectory", id=trajectory.id, body=row))
+            self._digests[trajectory.id] = digest
             self._pending[trajectory.id] = (trajectory, row, durable)
         durable.add_done_callback(lambda done: self._settle(trajectory.id, done))
         return durable
