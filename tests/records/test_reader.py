@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from kifu.errors import AlteredError, StorageError
-from kifu.records import RunReader, RunStore, Trajectory
+from kifu.errors import AlteredError, FormatError, StorageError
+from kifu.records import ChainedLog, RunReader, RunStore, Trajectory, WeightStore, audit_run
 from kifu.records.parts import part_name
 
 Make = Callable[..., Trajectory]
@@ -90,3 +90,26 @@ def test_a_reader_beside_the_writer_never_misses_or_repeats_an_accepted_record(m
         is_over.set()
         thread.join()
     assert failures == []
+
+
+def test_a_run_of_a_newer_format_is_refused_by_every_reader_and_left_alone(run: Path) -> None:
+    path = run / "records" / "manifest.jsonl"
+    log = ChainedLog(path, name="manifest")
+    log.append({"format": 2, "chunks": []})
+    log.close()
+    before = {item: item.read_bytes() for item in run.rglob("*") if item.is_file() and item.name != "lock"}
+    with pytest.raises(FormatError, match=r"manifest\.jsonl, line 3: record format 2, this kifu reads up to 1"):
+        RunReader(run)
+    with pytest.raises(FormatError, match="newer kifu"):
+        RunStore(run)
+    (problem,) = audit_run(run).problems
+    assert (problem.part, "newer kifu" in problem.what) == ("records/manifest.jsonl", True)
+    assert before == {item: item.read_bytes() for item in run.rglob("*") if item.is_file() and item.name != "lock"}
+
+
+def test_weights_of_a_newer_format_are_refused(tmp_path: Path) -> None:
+    log = ChainedLog(tmp_path / "versions.jsonl", name="versions")
+    log.append({"format": 2})
+    log.close()
+    with pytest.raises(FormatError, match=r"versions\.jsonl, line 1: record format 2"):
+        WeightStore(tmp_path, read_only=True)

@@ -267,8 +267,14 @@ def test_what_no_column_can_hold_is_refused_by_place(make: Make, changed: dict[s
 
 
 def test_numpy_scalars_of_an_environment_are_stored_as_plain_values(make: Make) -> None:
-    verdict = Verdict(success=bool(np.bool_(True)), score=float(np.float32(0.5)), invalid_actions=np.int64(2))  # type: ignore[arg-type]
-    assert to_row(make(verdict=verdict))["verdict"]["invalid_actions"] == 2
+    scalars: Any = {
+        "success": np.bool_(True),
+        "score": np.float32(0.5),
+        "invalid_actions": np.int64(2),
+        "world_state_checks": {"open": np.bool_(False)},
+    }
+    plain = Verdict(success=True, score=0.5, invalid_actions=2, world_state_checks={"open": False})
+    assert to_row(make(verdict=Verdict(**scalars))) == to_row(make(verdict=plain))
 
 
 def test_a_changed_row_is_altered(make: Make) -> None:
