@@ -132,7 +132,8 @@ PolicyLayer = Annotated[HfPolicy | RecurrentPolicy, Field(discriminator="engine"
 class RecordLayer(Layer):
     """Layer 3: what is kept. Tokens, logprobs, supports, versions, stop reasons and times always are."""
 
-    keep_weights: Literal["all", "last"] = "all"
+    keep_weights: Literal["all"] = "all"
+    """Every published version stays, as a compressed difference, so that every turn's logprobs can be recomputed."""
     checkpoint_every: int = Field(default=4, ge=1)
     """Optimizer steps."""
 
