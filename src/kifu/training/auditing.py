@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
@@ -9,7 +10,7 @@ from typing import TypeAlias
 import numpy as np
 
 from kifu.errors import StorageError
-from kifu.monitor import RunFolder
+from kifu.monitor import RunFolder, write_json
 from kifu.policy import Sampler, ScoreRequest
 from kifu.records import (
     GENESIS,
@@ -36,6 +37,9 @@ TOLERANCE = {"float32": 1e-4, "bfloat16": 0.5}
 """Nats a recomputed logprob may differ, by the dtype of the sampler: bfloat16 rounds at every layer."""
 _BATCH = 64
 
+AUDIT = "audit.json"
+"""What the last audit of a run found, in its folder, with the head it was found at."""
+
 Progress: TypeAlias = Callable[[int], None]
 
 
@@ -47,7 +51,7 @@ def audit(
     experiment: Loaded | None = None,
     progress: Progress | None = None,
 ) -> AuditReport:
-    """Audit a run that nobody is writing.
+    """Audit a run that nobody is writing, and keep what was found as ``audit.json`` in its folder.
 
     Args:
         root: the run folder.
@@ -63,22 +67,33 @@ def audit(
     """
     folder = RunFolder.open(Path(root))
     heads, problems = _heads(folder)
+    report = _report(folder, heads=heads, scores=scores, replay=replay, experiment=experiment, progress=progress)
+    report = replace(report, problems=(*report.problems, *problems))
+    with suppress(StorageError):  # a run on a medium that cannot be written is audited all the same
+        write_json(folder.root / AUDIT, {**report.to_json(), "head": folder.facts().get("head")})
+    return report
+
+
+def _report(
+    folder: RunFolder,
+    *,
+    heads: Heads,
+    scores: bool,
+    replay: bool,
+    experiment: Loaded | None,
+    progress: Progress | None,
+) -> AuditReport:
     if not (scores or replay):
-        return _with(audit_run(folder.root, heads=heads), problems)
+        return audit_run(folder.root, heads=heads)
     with opened(folder.root, experiment=experiment) as run:
         dtype = run.prepared.machine.sampler_dtype if run.prepared.model is not None else "float32"
-        report = audit_run(
+        return audit_run(
             folder.root,
             heads=heads,
             score=_Scorer(run, progress) if scores else None,
             logprob_tolerance=TOLERANCE[dtype],
             replay=(lambda trajectory: replay_trajectory(trajectory, run.prepared)) if replay else None,
         )
-    return _with(report, problems)
-
-
-def _with(report: AuditReport, problems: Sequence[Problem]) -> AuditReport:
-    return replace(report, problems=(*report.problems, *problems))
 
 
 def _heads(folder: RunFolder) -> tuple[Heads, list[Problem]]:

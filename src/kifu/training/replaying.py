@@ -1,17 +1,20 @@
 """Replaying a record: its actions executed again in a fresh environment, everything observable compared."""
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 from kifu.envs import GuardedEnvironment, Task
 from kifu.envs.guard import Called
 from kifu.errors import BoundaryError, KifuError
-from kifu.records import Replayed, StopReason, ToolResult, Trajectory, Turn, Verdict
+from kifu.records import Replayed, RunReader, StopReason, ToolResult, Trajectory, Turn, Verdict
 from kifu.render import Message
 from kifu.rollout import tool_views
+from kifu.training.experiment import Loaded
 from kifu.training.prepare import Prepared
+from kifu.training.run import reopen
 
 
 def replay_trajectory(trajectory: Trajectory, prepared: Prepared) -> Replayed:
@@ -30,6 +33,35 @@ def replay_trajectory(trajectory: Trajectory, prepared: Prepared) -> Replayed:
     if task is None:
         return Replayed(why_not=f"the environment no longer makes task `{trajectory.task.id}` from its seed")
     return Replayed(differences=tuple(asyncio.run(_replay(trajectory, task, prepared))))
+
+
+def replay_run(
+    root: Path | str,
+    trajectory: str | None = None,
+    *,
+    experiment: Loaded | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> dict[str, Replayed]:
+    """Replay one record of a run, or all of them; what came of each by id.
+
+    Args:
+        root: the run folder.
+        trajectory: id of one record.
+        experiment: the experiment again, for runs started from Python with objects a file cannot name.
+        progress: told how many are done.
+
+    Raises:
+        StorageError: no run there, or no such record.
+    """
+    folder, prepared = reopen(Path(root), environment=experiment)
+    reader = RunReader(folder.root)
+    items = reader.trajectories() if trajectory is None else iter([reader.find(trajectory)])
+    found: dict[str, Replayed] = {}
+    for item in items:
+        found[item.id] = replay_trajectory(item, prepared)
+        if progress is not None:
+            progress(len(found))
+    return found
 
 
 def find_task(trajectory: Trajectory, prepared: Prepared) -> Task | None:

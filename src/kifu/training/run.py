@@ -62,7 +62,7 @@ def train(loaded: Loaded, *, out: Path | None = None, seed: int = 0, quiet: bool
         )
     root = out if out is not None else Path("runs") / f"{loaded.name}-seed{seed}"
     folder = RunFolder.create(root, _facts(prepared, seed))
-    write_atomic(folder.protocol, tomlkit.dumps(_without_none(prepared.protocol.tables)).encode())
+    _write_protocol(folder, prepared)
     return _drive(prepared, folder, seed=seed, quiet=quiet)
 
 
@@ -81,6 +81,8 @@ def resume(root: Path, *, environment: Loaded | None = None, quiet: bool = False
         ExperimentError: the experiment of the folder cannot be rebuilt here.
     """
     folder, prepared = reopen(root, environment=environment)
+    if not folder.protocol.exists():
+        _write_protocol(folder, prepared)
     return _drive(prepared, folder, seed=folder.facts()["seed"], quiet=quiet)
 
 
@@ -118,6 +120,7 @@ def _facts(prepared: Prepared, seed: int) -> dict[str, Any]:
             **loaded.experiment.model_dump(mode="json", by_alias=True, exclude_none=True),
             "machine": loaded.machine.model_dump(mode="json", exclude_none=True),
         },
+        "algorithm_card": asdict(prepared.stages[-1].algorithm.card),
         "relative_to": str(loaded.folder.resolve()),
         "machine": {**asdict(prepared.machine), "cpu": cpu.name, "cores": cpu.cores},
         "model": None if prepared.model is None else str(prepared.model.path),
@@ -129,6 +132,10 @@ def _loaded(facts: Mapping[str, Any], root: Path) -> Loaded:
     return parse_experiment(
         facts["experiment"], name=facts["name"], folder=Path(facts["relative_to"]), where=f"{root}/run.json"
     )
+
+
+def _write_protocol(folder: RunFolder, prepared: Prepared) -> None:
+    write_atomic(folder.protocol, tomlkit.dumps(_without_none(prepared.protocol.tables)).encode())
 
 
 def _without_none(value: Any) -> Any:  # noqa: ANN401 (a JSON tree)

@@ -1,0 +1,40 @@
+"""The command's entry."""
+
+import sys
+from importlib.metadata import version
+from typing import Annotated
+
+import typer
+
+from kifu.cli.commands import COMMANDS
+from kifu.cli.console import INTERRUPTED
+from kifu.cli.deferred import defer
+
+app = typer.Typer(name="kifu", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"kifu {version('kifu')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _top(
+    asked: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Reinforcement learning of LLM agents on records that can be trusted."""
+
+
+for _name, (_where, _summary) in COMMANDS.items():
+    defer(app, _name, where=_where, summary=_summary)
+
+
+def main() -> None:
+    """Run the command of ``sys.argv``."""
+    try:
+        app(prog_name="kifu")
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)

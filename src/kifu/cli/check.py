@@ -1,0 +1,63 @@
+"""``kifu check``."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kifu.cli.console import AsJson, cells, document, grid, guarded, output, percent, say, size
+from kifu.errors import UsageError
+from kifu.training.experiment import json_schema, load_experiment
+from kifu.training.preflight import Preflight, preflight
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command()
+@guarded
+def check(
+    file: Annotated[Path | None, typer.Argument(help="An experiment, TOML.")] = None,
+    profile: Annotated[str | None, typer.Option(help="A table under [profiles].")] = None,
+    sets: Annotated[list[str] | None, typer.Option("--set", help="path.to.field=value; may be repeated.")] = None,
+    measure: Annotated[bool, typer.Option(help="Run two small steps in a temporary folder.")] = True,
+    schema: Annotated[bool, typer.Option("--schema", help="Print the JSON Schema of experiment files.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Name what an experiment lacks or contradicts, and estimate memory, time, disk and signal of its run."""
+    if schema:
+        document(json_schema())
+        return
+    if file is None:
+        raise UsageError("kifu check: no experiment file given; expected a path to a TOML file, or --schema")
+    found = preflight(load_experiment(file, profile=profile, overrides=sets or ()), measure=measure)
+    if as_json:
+        document(found.to_json())
+    else:
+        _print(found)
+    if not found.ok:
+        raise typer.Exit(UsageError.exit_code)
+
+
+def _print(found: Preflight) -> None:
+    say(f"protocol   {found.name}  {found.protocol[:12]}")
+    for field in found.missing:
+        say(f"missing    {field}: state it in the experiment file or in the environment's `facts`")
+    if found.parameters is not None:
+        say(f"model      {found.parameters:,} parameters")
+    unmeasured = "not measured"
+    say(f"memory     {unmeasured if found.memory_bytes is None else size(found.memory_bytes)}")
+    say(
+        f"time       {unmeasured if found.step_s is None else f'at most {found.step_s:.1f} s a step'}",
+    )
+    if found.run_s is not None:
+        say(f"           at most {found.run_s / 60:.1f} min in all, evaluations aside")
+    say(f"disk       about {size(found.disk_bytes)} of {size(found.disk_free_bytes)} free")
+    if found.groups:
+        say(f"groups     {found.informative} of {found.groups} measured ones had different rewards")
+    table = grid("mean reward without a model", "agent", "tasks", "mean", "low", "high")
+    for score in found.scores:
+        table.add_row(*cells(score.agent, score.tasks, percent(score.mean), percent(score.low), percent(score.high)))
+    output().print(table)
+    for warning in found.warnings:
+        say(f"warning    {warning}")
+    say("ready" if found.ok else "not ready")

@@ -1,0 +1,105 @@
+"""What all commands share: output for people and for programs, errors with their exit codes."""
+
+import functools
+import json
+import os
+import sys
+from collections.abc import Callable
+from typing import Annotated, Any, ParamSpec, TypeAlias
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from kifu.dashboard.text import printable
+from kifu.errors import KifuError
+
+Parameters = ParamSpec("Parameters")
+
+AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print exactly one JSON document on standard output.")]
+INTERRUPTED = 130
+
+
+def output() -> Console:
+    """Standard output for people: nothing is marked up by accident, lines are not cut."""
+    return Console(file=sys.stdout, highlight=False, markup=False, soft_wrap=True)
+
+
+def progress() -> Console:
+    """Standard error, where progress and errors go."""
+    return Console(file=sys.stderr, highlight=False, markup=False, soft_wrap=True)
+
+
+def say(text: str) -> None:
+    """One line or more for people; control characters are shown, not obeyed."""
+    output().print(Text(printable(text)))
+
+
+def document(value: Any) -> None:  # noqa: ANN401 (a JSON tree)
+    """The one JSON document of ``--json``."""
+    sys.stdout.write(json.dumps(value, ensure_ascii=False, allow_nan=False, indent=2) + "\n")
+    sys.stdout.flush()
+
+
+def grid(title: str, *columns: str) -> Table:
+    """A table for people."""
+    table = Table(title=title or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table
+
+
+def cells(*values: object) -> list[Text]:
+    """A row of a table; control characters are shown, not obeyed."""
+    return [Text("" if value is None else printable(str(value))) for value in values]
+
+
+def percent(value: float | None) -> str:
+    """A share as people read it; a dash where there is none."""
+    return "-" if value is None else f"{value:.2f}"
+
+
+def size(count: int | None) -> str:
+    """Bytes as people read them."""
+    if count is None:
+        return "unknown"
+    value = float(count)
+    for unit in ("B", "KiB", "MiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}"
+        value /= 1024
+    return f"{value:.1f} GiB"
+
+
+def guarded(command: Callable[Parameters, None]) -> Callable[Parameters, None]:
+    """Turn what a command raises into a message and an exit code.
+
+    An expected failure is one ``error:`` message without a traceback. So is an unexpected one, unless ``KIFU_DEBUG=1``
+    asks for its traceback. An interruption ends with 130.
+    """
+
+    @functools.wraps(command)
+    def run(*args: Parameters.args, **kwargs: Parameters.kwargs) -> None:
+        try:
+            command(*args, **kwargs)
+        except KifuError as error:
+            raise _failed(str(error), error.exit_code, error) from error
+        except KeyboardInterrupt as stopped:
+            raise _failed("interrupted", INTERRUPTED, None) from stopped
+        except (typer.Exit, typer.Abort):
+            raise
+        except Exception as error:
+            if os.environ.get("KIFU_DEBUG") == "1":
+                raise
+            what = f"unexpected {type(error).__name__}: {error}. KIFU_DEBUG=1 shows where; please report it."
+            raise _failed(what, 1, error) from error
+
+    return run
+
+
+def _failed(message: str, code: int, error: BaseException | None) -> typer.Exit:
+    if error is not None and os.environ.get("KIFU_DEBUG") == "1":
+        progress().print_exception()
+    progress().print(Text(f"error: {printable(message)}"))
+    return typer.Exit(code)

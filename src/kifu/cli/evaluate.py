@@ -1,0 +1,46 @@
+"""``kifu eval``."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from kifu.cli.console import AsJson, cells, document, grid, guarded, output, percent, say
+from kifu.cli.progress import counting
+from kifu.cli.results import success_line
+from kifu.training.evaluate import Evaluation
+from kifu.training.evaluate import evaluate as evaluate_run
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command("eval")
+@guarded
+def evaluate(
+    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    checkpoint: Annotated[str, typer.Option(help="Number of a kept version, first or last.")] = "last",
+    split: Annotated[
+        str | None, typer.Option(help="Whose tasks; the experiment's evaluation split by default.")
+    ] = None,
+    tasks: Annotated[int | None, typer.Option(min=1, help="How many tasks.")] = None,
+    tries: Annotated[int | None, typer.Option(min=1, help="Attempts at each task.")] = None,
+    decoding: Annotated[Literal["greedy", "sampled"] | None, typer.Option(help="How turns are decoded.")] = None,
+    keep: Annotated[bool, typer.Option(help="Write the rollouts to RUN/evaluations/NNNN/.")] = True,
+    as_json: AsJson = False,
+) -> None:
+    """Evaluate a kept version of a run. The run's own record is only read."""
+    wanted = Evaluation(checkpoint=checkpoint, split=split, tasks=tasks, tries=tries, decoding=decoding)
+    with counting("evaluating", unit="rollouts") as told:
+        summary = evaluate_run(run, wanted, keep=keep, progress=told)
+    if as_json:
+        document(summary.to_json())
+        return
+    say(success_line(summary))
+    table = grid("", "family", "tasks", "success", "low", "high")
+    for name, found in sorted(summary.by_family.items()):
+        rate = found.to_json()
+        table.add_row(*cells(name or "-", found.tasks, *(percent(rate[key]) for key in ("mean", "low", "high"))))
+    output().print(table)
+    say(f"turns {percent(summary.turns.mean)}  errors {summary.errors or 'none'}  stops {summary.stops}")
+    if summary.seen_in_training:
+        say("some of these tasks or initial states were trained on")

@@ -1,0 +1,103 @@
+"""``kifu lab``: small worlds with exact answers."""
+
+from typing import Annotated
+
+import typer
+
+from kifu.cli.console import AsJson, document, guarded, say
+from kifu.errors import ArgumentError
+from kifu.lab import (
+    degenerate_probability,
+    discounted_returns,
+    exact_exits,
+    expected_groups,
+    informative_probability,
+    monte_carlo,
+    policy_entropy,
+    softmax_with_temperature,
+)
+
+app = typer.Typer(
+    add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True, help="Small worlds with exact answers."
+)
+
+
+def _show(found: dict[str, object], *, as_json: bool) -> None:
+    if as_json:
+        document(found)
+        return
+    for name, value in found.items():
+        say(f"{name.replace('_', ' '):<18} {value}")
+
+
+def _numbers(text: str, what: str) -> list[float]:
+    try:
+        return [float(item) for item in text.split(",")]
+    except ValueError as cause:
+        raise ArgumentError(f"{what}: found {text!r}, expected numbers separated by commas, e.g. 2,1,0,-1") from cause
+
+
+@app.command()
+@guarded
+def corridor(
+    episodes: Annotated[int, typer.Option(help="Episodes of the estimate.")] = 1000,
+    seed: Annotated[int, typer.Option(min=0, help="Of the estimate.")] = 7,
+    max_steps: Annotated[int, typer.Option(help="Steps after which an episode is cut.")] = 20,
+    as_json: AsJson = False,
+) -> None:
+    """A symmetric walk over five cells: Monte-Carlo estimate and exact value of the same protocol."""
+    found = monte_carlo(episodes=episodes, seed=seed, max_steps=max_steps)
+    exits = exact_exits(max_steps=max_steps)
+    figures: dict[str, object] = {
+        "estimate": found.mean,
+        "exact": float(exits.right),
+        "standard_error": found.standard_error,
+        "left": float(exits.left),
+        "cut": float(exits.cut),
+        "draws": found.draws,
+    }
+    _show(figures, as_json=as_json)
+
+
+@app.command()
+@guarded
+def softmax(
+    logits: Annotated[str, typer.Option(help="Numbers separated by commas.")],
+    temperature: Annotated[float, typer.Option(help="Divides the logits.")] = 1.0,
+    as_json: AsJson = False,
+) -> None:
+    """Probabilities and entropy (nats) of a softmax policy."""
+    values = _numbers(logits, "--logits")
+    figures: dict[str, object] = {
+        "probabilities": softmax_with_temperature(values, temperature).tolist(),
+        "entropy": policy_entropy(values, temperature),
+    }
+    _show(figures, as_json=as_json)
+
+
+@app.command("return")
+@guarded
+def returns(
+    rewards: Annotated[str, typer.Option(help="Numbers separated by commas.")],
+    gamma: Annotated[float, typer.Option(help="Discount in [0, 1].")],
+    as_json: AsJson = False,
+) -> None:
+    """Discounted return from every step on."""
+    found = discounted_returns(_numbers(rewards, "--rewards"), gamma=gamma)
+    _show({"returns": found.tolist()}, as_json=as_json)
+
+
+@app.command()
+@guarded
+def groups(
+    p: Annotated[float, typer.Option(help="Probability that one attempt succeeds.")],
+    size: Annotated[int, typer.Option(help="Attempts in a group.")],
+    as_json: AsJson = False,
+) -> None:
+    """How often a group of attempts with a binary reward can teach anything."""
+    figures: dict[str, object] = {
+        "informative": informative_probability(p, size=size),
+        "degenerate": degenerate_probability(p, size=size),
+        "expected_groups": expected_groups(p, size=size),
+    }
+    _show(figures, as_json=as_json)

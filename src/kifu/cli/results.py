@@ -1,0 +1,33 @@
+"""How a run ended, for people and for programs."""
+
+from kifu.cli.console import document, percent, say
+from kifu.evaluation import EvaluationSummary
+from kifu.training.run import Result
+
+
+def show_result(result: Result, *, as_json: bool) -> None:
+    """Print the end of a run: folder, steps, first and last evaluation."""
+    if as_json:
+        document(
+            {
+                "run": str(result.folder),
+                "steps": result.steps,
+                "version": result.version,
+                "evaluations": [{**item.to_json(), "run": str(result.folder)} for item in result.evaluations],
+            }
+        )
+        return
+    for name, summary in zip(("before", "after"), result.evaluations[:1] + result.evaluations[1:][-1:], strict=False):
+        say(f"{name:<7} {success_line(summary)}")
+    say(f"run     {result.folder}  {result.steps} steps, version {result.version}")
+    say(f"next    kifu audit {result.folder} · kifu report {result.folder} · kifu show {result.folder}")
+
+
+def success_line(summary: EvaluationSummary) -> str:
+    """Success with its interval, and what it was measured on."""
+    found = summary.success.to_json()
+    interval = "" if found["mean"] is None else f" [{percent(found['low'])}, {percent(found['high'])}]"
+    return (
+        f"success {percent(found['mean'])}{interval}  ({summary.split}, {summary.tasks} tasks, "
+        f"{summary.tries} tries, version {summary.checkpoint})"
+    )

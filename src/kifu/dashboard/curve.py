@@ -1,0 +1,48 @@
+"""The learning curve of a run: success of training rollouts with its interval, and evaluations as points."""
+
+from pathlib import Path
+
+from kifu.dashboard.reading import RunView, read_run
+from kifu.dashboard.svg import Frame, Series, line_chart
+from kifu.evaluation import wilson
+
+_STYLE = (
+    "<style>:root{--line:#2a6f97;--point:#d1495b;--grid:#d9dde3;color:#22262b}"
+    "@media(prefers-color-scheme:dark){:root{--line:#7cc6ef;--point:#ff8a94;--grid:#3a414a}text{fill:#d7dce2}}"
+    "text{font:11px system-ui,sans-serif}</style>"
+)
+
+
+def learning_curve(root: Path | str) -> str:
+    """The learning curve of a run folder as one SVG file that adapts to light and dark."""
+    head, mark, rest = curve(read_run(root)).partition(">")
+    return f"{head}{mark}{_STYLE}{rest}\n"
+
+
+def curve(run: RunView) -> str:
+    """The learning curve, styled by the page it stands in."""
+    rows = [row for row in run.metrics if row.get("success") is not None]
+    bands = [_band(row["success"], int(row.get("rollouts") or 1)) for row in rows]
+    trained = Series(
+        name="training rollouts",
+        xs=[row["step"] for row in rows],
+        ys=[row["success"] for row in rows],
+        lows=[low for low, _ in bands],
+        highs=[high for _, high in bands],
+    )
+    found = run.evaluations
+    evaluated = Series(
+        name="evaluations",
+        xs=[version for version, _, _, _ in found],
+        ys=[interval.mean for _, _, interval, _ in found],
+        lows=[interval.low for _, _, interval, _ in found],
+        highs=[interval.high for _, _, interval, _ in found],
+        color="var(--point)",
+        dots=True,
+    )
+    return line_chart([trained, evaluated], Frame(y_label="success"), title=f"learning curve of {run.facts['name']}")
+
+
+def _band(mean: float, count: int) -> tuple[float, float]:
+    interval = wilson(mean * count, count)
+    return interval.low, interval.high

@@ -1,0 +1,212 @@
+"""The parts of a report, each a function from a run to HTML. Every text goes through `shown`."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kifu.dashboard.curve import curve
+from kifu.dashboard.reading import RunView
+from kifu.dashboard.svg import bar_chart, shown
+from kifu.dashboard.weight import by_calls, by_length, by_turns, pull_by
+from kifu.evaluation import Interval
+from kifu.records import Bucket, Count, Ledger
+
+_LAYERS = {
+    "environment": "1 · task and environment",
+    "policy": "2 · behaviour policy",
+    "record": "3 · rollout log",
+    "credit": "4 · reward and credit",
+    "update": "5 · update",
+    "evaluation": "6 · evaluation",
+}
+
+
+def boxes(items: Sequence[tuple[str, str]]) -> str:
+    """Figures in a row."""
+    body = "".join(f'<div class="card"><span class="quiet">{shown(a)}</span><b>{shown(b)}</b></div>' for a, b in items)
+    return f'<div class="cards">{body}</div>'
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[object]], *, numbers: Sequence[int] = ()) -> str:
+    """An HTML table; ``numbers`` are the columns to align right."""
+
+    def cell(tag: str, at: int, value: object) -> str:
+        kind = ' class="n"' if at in numbers else ""
+        return f"<{tag}{kind}>{shown(str(value))}</{tag}>"
+
+    top = "".join(cell("th", at, name) for at, name in enumerate(head))
+    body = "".join(f"<tr>{''.join(cell('td', at, value) for at, value in enumerate(row))}</tr>" for row in rows)
+    return f'<div class="scroll"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def header(run: RunView) -> str:
+    """Who ran, what came of it."""
+    facts, found = run.facts, run.evaluations
+    experiment = facts["experiment"]
+    policy = experiment["policy"]
+    what = policy.get("model") or f"{policy['engine']} {policy.get('kind', '')}"
+    figures = [
+        ("status", str(facts.get("status", "unknown"))),
+        ("environment", experiment["environment"]["name"]),
+        ("policy", what),
+        ("method", experiment["credit"]["algorithm"]),
+        ("steps", str(len(run.metrics))),
+        ("records", f"{len(run.trajectories):,}"),
+    ]
+    for name, item in (("before", found[0]), ("after", found[-1])) if found else ():
+        figures.append((f"success {name}", _interval(item[2])))
+    return (
+        f"<h1>{shown(facts['name'])} <span class='quiet'>seed {shown(str(facts['seed']))}</span></h1>"
+        f'<div class="quiet">protocol <code>{shown(facts["protocol"])}</code> · kifu {shown(facts["kifu"])} · '
+        f"{shown(str(facts['machine'].get('cpu', '')))}</div>{boxes(figures)}"
+    )
+
+
+def curves(run: RunView) -> str:
+    """Learning curve and every evaluation."""
+    rows = [
+        (version, split, tasks, f"{interval.mean:.3f}", f"{interval.low:.3f}", f"{interval.high:.3f}")
+        for version, split, interval, tasks in run.evaluations
+    ]
+    return (
+        f"<h2>Learning curve</h2>{curve(run)}"
+        '<p class="quiet">Line: success of training rollouts with its 95 % Wilson interval. Points: evaluations.</p>'
+        "<h2>Evaluations</h2>"
+        + table(("version", "split", "judged tries", "success", "low", "high"), rows, numbers=(0, 2, 3, 4, 5))
+    )
+
+
+def efficiencies(run: RunView) -> str:
+    """Success per rollout used and rollouts per second, always together, with the share of time."""
+    rollouts = sum(row.get("rollouts") or 0 for row in run.metrics)
+    wins = sum((row.get("success_per_rollout") or 0.0) * (row.get("rollouts") or 0) for row in run.metrics)
+    tokens = sum(row.get("sampled_tokens") or 0 for row in run.metrics)
+    collected = sum(
+        row["rollouts"] / row["rollouts_per_second"] for row in run.metrics if row.get("rollouts_per_second")
+    )
+    figures = [
+        ("success per rollout used", f"{wins / rollouts:.3f}" if rollouts else "-"),
+        ("rollouts per second", f"{rollouts / collected:.1f}" if collected else "-"),
+        ("sampled tokens per second", f"{tokens / collected:.0f}" if collected else "-"),
+        ("wall seconds", f"{sum(row['seconds'] for row in run.metrics):.1f}"),
+        ("CPU seconds", f"{sum(row['cpu_seconds'] for row in run.metrics):.1f}"),
+    ]
+    stages = sorted({name for row in run.metrics for name in row if name.startswith("time/") and name.endswith("_s")})
+    seconds = [(name[5:-2], sum(row.get(name) or 0.0 for row in run.metrics)) for name in stages]
+    total = sum(value for _, value in seconds)
+    shares = [(name, 100 * value / total) for name, value in seconds] if total else []
+    return (
+        f"<h2>Both efficiencies</h2>{boxes(figures)}"
+        f"<h3>Share of time</h3>{bar_chart(shares, title='share of time by stage', unit=' %')}"
+    )
+
+
+def ledger(run: RunView) -> str:
+    """Double entry by step: attempts, and sampled tokens in brackets."""
+    ledgers = [line.ledger for line in run.plan if line.ledger is not None]
+    used = [bucket for bucket in Bucket if any(bucket in item.closed for item in ledgers)]
+    open_steps = [item.step for item in ledgers if not item.is_closed]
+    rows = [
+        (
+            item.step,
+            _count(item.opening),
+            _count(item.started),
+            *(_count(item.closed.get(bucket, Count())) for bucket in used),
+            _count(item.closing),
+            "yes" if item.is_closed else "NO",
+        )
+        for item in ledgers
+    ]
+    head = ("step", "opening", "started", *(bucket.value for bucket in used), "in flight", "closes")
+    word = '<span class="good">closes in every step</span>'
+    if open_steps:
+        word = f'<span class="bad">does not close in steps {shown(str(open_steps))}</span>'
+    return (
+        f"<h2>Ledger</h2><p>{word} <span class='quiet'>attempts (sampled tokens)</span></p>"
+        f"{table(head, [*rows, _total(ledgers, used)] if ledgers else rows, numbers=range(len(head)))}"
+    )
+
+
+def _total(ledgers: Sequence[Ledger], used: Sequence[Bucket]) -> tuple[object, ...]:
+    def added(counts: Sequence[Count]) -> str:
+        return _count(sum(counts, Count()))
+
+    closed = [added([item.closed.get(bucket, Count()) for item in ledgers]) for bucket in used]
+    return ("all", "", added([item.started for item in ledgers]), *closed, _count(ledgers[-1].closing), "")
+
+
+def weights(run: RunView) -> str:
+    """Gradient weight by length, turns and calls."""
+    parts = ["<h2>Gradient weight</h2>", '<p class="quiet">Share of sum |weight * advantage| over trained tokens; ']
+    parts.append("the last column is the pull of one trajectory, 1 being the average.</p>")
+    for title, label in (("sampled tokens", by_length), ("turns", by_turns), ("tool calls", by_calls)):
+        rows = [
+            (item.label, item.trajectories, f"{item.share:.3f}", f"{item.each:.2f}")
+            for item in pull_by(run.plan, run.trajectories, label)
+        ]
+        parts.append(f"<h3>By {title}</h3>")
+        parts.append(table((title, "trajectories", "share", "each"), rows, numbers=range(4)))
+    return "".join(parts)
+
+
+def protocol(run: RunView) -> str:
+    """The six frozen layers."""
+    parts = ["<h2>Protocol</h2>"]
+    for layer, title in _LAYERS.items():
+        rows = list(_flat(run.protocol.get(layer, {})))
+        parts.append(f"<details><summary>{shown(title)}</summary>{table(('field', 'value'), rows)}</details>")
+    return "".join(parts)
+
+
+def cards(run: RunView) -> str:
+    """What environment and method say about themselves."""
+    layer = run.protocol.get("environment", {})
+    names = ("action", "observations", "hidden", "success", "failure", "reward", "irreversible", "initial_states")
+    world = [(name.replace("_", " "), layer.get(name, "")) for name in (*names, "reset")]
+    method = list(_flat(run.facts.get("algorithm_card") or run.protocol.get("credit", {})))
+    title = f"{layer.get('id', '')}/{layer.get('version', '')}"
+    return (
+        f"<h2>Cards</h2><details open><summary>environment {shown(title)}</summary>{table(('', ''), world)}</details>"
+        f"<details><summary>method {shown(str(run.facts['experiment']['credit']['algorithm']))}</summary>"
+        f"{table(('', ''), method)}</details>"
+    )
+
+
+def audit(run: RunView) -> str:
+    """What the last audit found."""
+    if run.audit is None:
+        return '<h2>Audit</h2><p class="quiet">Not audited yet: <code>kifu audit RUN</code>.</p>'
+    found = run.audit
+    problems = found.get("problems", [])
+    fresh = found.get("head") == run.facts.get("head")
+    word = (
+        '<span class="good">no problems</span>'
+        if not problems
+        else f'<span class="bad">{len(problems)} problems</span>'
+    )
+    rows = [(item.get("part") or "", item.get("trajectory") or "", item.get("what")) for item in problems[:50]]
+    age = "" if fresh else ' <span class="bad">The record has changed since.</span>'
+    return (
+        f"<h2>Audit</h2><p>{word}: {shown(str(found.get('rebuilt')))} of {shown(str(found.get('records')))} records "
+        f"rebuilt, ledger {'closed' if found.get('ledger_closed') else 'OPEN'}, largest logprob error "
+        f"{shown(str(found.get('max_logprob_error')))} nats.{age}</p>"
+        + (table(("part", "trajectory", "what"), rows) if rows else "")
+    )
+
+
+def _flat(value: Mapping[str, Any], path: str = "") -> list[tuple[str, str]]:
+    rows: list[tuple[str, str]] = []
+    for key, item in value.items():
+        name = f"{path}.{key}" if path else str(key)
+        if isinstance(item, Mapping):
+            rows += _flat(item, name)
+        else:
+            rows.append((name, ", ".join(map(str, item)) if isinstance(item, list) else str(item)))
+    return rows
+
+
+def _count(count: Count) -> str:
+    return f"{count.attempts:,} ({count.tokens:,})" if count.attempts or count.tokens else "·"
+
+
+def _interval(found: Interval) -> str:
+    return f"{found.mean:.2f} [{found.low:.2f}, {found.high:.2f}]"
