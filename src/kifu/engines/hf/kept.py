@@ -34,9 +34,9 @@ class Kept:
         lazy = np.zeros(shape, dtype=np.float32 if self.dtype == torch.float32 else np.uint16)
         return torch.from_numpy(lazy).view(self.dtype)
 
-    def copy(self, source: int, targets: list[int], length: int) -> None:
-        """Give ``targets`` the first ``length`` positions of ``source``."""
+    def copy(self, source: int, targets: list[int], start: int, stop: int) -> None:
+        """Give ``targets`` positions ``start`` to ``stop`` of ``source``."""
         chosen = torch.tensor(targets, device=self.device)
         with torch.inference_mode():
             for kept in (part for layer in self._layers.values() for part in layer):
-                kept[chosen, :, :length] = kept[source : source + 1, :, :length]
+                kept[chosen, :, start:stop] = kept[source : source + 1, :, start:stop]

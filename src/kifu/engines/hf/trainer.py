@@ -119,6 +119,14 @@ class HfTrainer:
         self._trajectories.clear()
         return found
 
+    def gradients(self) -> dict[str, np.ndarray]:
+        """What was accumulated since the last step, by parameter; for checks."""
+        return {
+            name: value.grad.detach().cpu().numpy().copy()
+            for name, value in self._parameters.items()
+            if value.grad is not None
+        }
+
     def state(self) -> dict[str, Any]:
         """Trained weights, moments, schedule position and number of publishes, as numpy arrays."""
         return {

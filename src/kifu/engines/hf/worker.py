@@ -27,14 +27,16 @@ from kifu.records import Ints, Sampling, as_floats, as_ints
 
 ROWS_PER_ROUND = 1024
 """Tokens forwarded in one round at most; long prompts are fed in chunks."""
-WORTH_COPYING = 32
-"""Tokens a donor must have beyond what the context's own slot holds to be copied from."""
+WORTH_COPYING = 8
+"""Tokens a donor must have beyond what the context's own slot holds to be waited for and copied from."""
 LINGER_S = 0.002
 """How long a round waits for calls that arrive together."""
 
 Write: TypeAlias = Writing[Tensor]
 Score: TypeAlias = Scoring[Tensor]
 Work: TypeAlias = Write | Score
+Copies: TypeAlias = dict[tuple[int, int, int], list[int]]
+"""Donor, first and last position to the slots that get them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,7 +161,7 @@ class Worker:
 
     def _admit(self) -> None:
         """Give waiting calls a slot, sharing what is kept; copies from one donor are made together."""
-        copies: dict[tuple[int, int], list[int]] = {}
+        copies: Copies = {}
         still: list[Work] = []
         for work in self._waiting:
             if work.future.cancelled():
@@ -169,12 +171,12 @@ class Worker:
         self._waiting = still
         self._copy(copies)
 
-    def _copy(self, copies: dict[tuple[int, int], list[int]]) -> None:
-        for (donor, length), targets in copies.items():
-            self.backend.copy(donor, targets, length)
+    def _copy(self, copies: Copies) -> None:
+        for (donor, start, stop), targets in copies.items():
+            self.backend.copy(donor, targets, start, stop)
         copies.clear()
 
-    def _place(self, work: Work, copies: dict[tuple[int, int], list[int]]) -> bool:
+    def _place(self, work: Work, copies: Copies) -> bool:
         context, group, needed = _identity(work)
         token_ids = as_ints(work.token_ids)
         own, donor = self._table.own(context, token_ids), self._table.donor(group, token_ids)
@@ -185,11 +187,11 @@ class Worker:
         if slot is None:
             return False
         usable, hidden = _usable(best, len(work.token_ids), needed)
-        if any(slot.index == source for source, _ in copies):
+        if any(slot.index == donor_index for donor_index, _, _ in copies):
             self._copy(copies)
-        if best is not None and best.slot is not slot and usable:
-            copies.setdefault((best.slot.index, usable), []).append(slot.index)
-        slot.cut(min(usable, slot.fed) if best is not None and best.slot is slot else 0)
+        slot.cut(min(own.length, usable) if own is not None else 0)
+        if best is not None and best.slot is not slot and usable > slot.fed:
+            copies.setdefault((best.slot.index, slot.fed, usable), []).append(slot.index)
         slot.fed = usable
         if hidden is not None:
             slot.ends[usable] = hidden

@@ -1,0 +1,114 @@
+"""Trees through a model of sequences."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import PreTrainedModel
+
+from kifu.batching import Row, Tree, pack_rows
+from kifu.engines.hf.forward import ancestor_mask, forest_hidden, is_chain, paths
+from kifu.engines.hf.loading import load_model
+from kifu.models import ModelFolder
+from kifu.policy import Engine
+from kifu.records import as_floats, as_ints
+from kifu.testing.trainers import SHARE_ALWAYS
+
+Make = Callable[..., Engine]
+
+
+def tree_of(parents: list[int], vocabulary: int = 600) -> Tree:
+    """A tree with random tokens."""
+    depths = list[int]()
+    for parent in parents:
+        depths.append(0 if parent < 0 else depths[parent] + 1)
+    return Tree(
+        token_ids=as_ints(np.random.default_rng(1).integers(0, vocabulary, len(parents))),
+        depths=np.array(depths, dtype=np.int32),
+        parents=np.array(parents, dtype=np.int32),
+    )
+
+
+@st.composite
+def forests(draw: st.DrawFn) -> list[int]:
+    """Parents before children, several roots allowed."""
+    count = draw(st.integers(1, 25))
+    return [draw(st.integers(-1, node - 1)) for node in range(count)]
+
+
+@given(parents=forests())
+@settings(max_examples=80, deadline=None)
+def test_mask_shows_exactly_the_ancestors(parents: list[int]) -> None:
+    """Walking up the tree, node by node, is the oracle."""
+    wanted = np.zeros((len(parents), len(parents)), dtype=bool)
+    for node in range(len(parents)):
+        at = node
+        while at >= 0:
+            wanted[node, at] = True
+            at = parents[at]
+
+    np.testing.assert_array_equal(ancestor_mask(np.array(parents, dtype=np.int32)), wanted)
+
+
+@pytest.mark.parametrize("unrolled", [False, True])
+def test_every_node_has_the_state_of_its_own_sequence(
+    tiny_model: ModelFolder, plain: PreTrainedModel, unrolled: bool
+) -> None:
+    """Plain transformers on each root-to-leaf path is the oracle."""
+    model = load_model(str(tiny_model.path), dtype="float32", device="cpu")
+    trees = [tree_of([-1, 0, 1, 2, 2, 4, 1, 6, 7]), tree_of([-1, 0, 1, 2])]
+
+    with torch.no_grad():
+        found = forest_hidden(model, trees, unrolled=unrolled)
+
+    start = 0
+    for tree in trees:
+        for path in paths(tree.parents):
+            ids = torch.from_numpy(tree.token_ids[path].astype(np.int64))[None]
+            with torch.no_grad():
+                wanted = plain.base_model(ids).last_hidden_state[0]
+            torch.testing.assert_close(found[start + path], wanted, atol=2e-5, rtol=0)
+        start += tree.token_ids.size
+
+
+def test_chains_of_different_lengths_are_padded_without_effect(tiny_model: ModelFolder, plain: PreTrainedModel) -> None:
+    """Three chains, the longest five times the shortest."""
+    model = load_model(str(tiny_model.path), dtype="float32", device="cpu")
+    trees = [tree_of(list(range(-1, size - 1))) for size in (4, 20, 17)]
+    assert all(is_chain(tree) for tree in trees)
+
+    with torch.no_grad():
+        found = forest_hidden(model, trees, unrolled=False)
+        wanted = [plain.base_model(torch.from_numpy(tree.token_ids.astype(np.int64))[None])[0][0] for tree in trees]
+
+    torch.testing.assert_close(found, torch.cat(wanted), atol=2e-5, rtol=0)
+
+
+def test_a_row_and_its_tree_predict_the_same_tokens(make: Make) -> None:
+    """Packing keeps the link between a trained token and the node that predicts it."""
+    ids = np.random.default_rng(3).integers(3, 600, 20)
+    rows = [
+        Row(
+            trajectory=str(number),
+            token_ids=as_ints([*ids[:12], *(ids[12:] + number)]),
+            positions=as_ints([10, 13]),
+            behaviour_logprobs=as_floats([-1, -1]),
+            temperatures=as_floats([1, 1]),
+            supports=(None, None),
+            advantages=np.ones(2),
+            weights=np.ones(2),
+            turns=as_ints([0, 1]),
+        )
+        for number in range(3)
+    ]
+    trainer = make().trainer
+
+    def logprobs(layout: str) -> np.ndarray:
+        with torch.no_grad():
+            batches = pack_rows(rows, max_nodes=500, layout=layout, cost=SHARE_ALWAYS)  # type: ignore[arg-type]
+            return np.concatenate([trainer.terms(batch).logp_N.numpy() for batch in batches])  # type: ignore[attr-defined]
+
+    np.testing.assert_allclose(logprobs("tree"), logprobs("rows"), atol=1e-5)
