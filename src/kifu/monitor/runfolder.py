@@ -31,7 +31,7 @@ class RunFolder:
         folder = cls(root=root)
         if folder.run_json.exists():
             raise StorageError(f"{root}: already holds a run. Continue it with `kifu resume {root}` or choose another.")
-        if root.exists() and (not root.is_dir() or any(path.name != "lock" for path in root.iterdir())):
+        if root.exists() and not _is_unused(root):
             raise StorageError(
                 f"{root}: exists and is not a run folder; expected a new or empty folder. Choose another."
             )
@@ -128,6 +128,17 @@ class RunFolder:
     def lock(self) -> Path:
         """Held by the one process that writes."""
         return self.root / "lock"
+
+
+def _is_unused(root: Path) -> bool:
+    """Whether a folder holds nothing, or only what `RunFolder.create` makes before ``run.json`` is there."""
+    if not root.is_dir():
+        return False
+    made = {*_FOLDERS, "lock"}
+    return all(
+        (path.name in made and not (path.is_dir() and any(path.iterdir()))) or path.name.startswith(".run.json.")
+        for path in root.iterdir()
+    )
 
 
 def write_atomic(path: Path, data: bytes) -> None:
