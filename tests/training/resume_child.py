@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from kifu.records.rows import to_table
 from kifu.records.store import RunStore
 from kifu.records.weights import WeightStore
 from kifu.training.collect import Collector
@@ -34,6 +35,9 @@ PHASES = {
 def main(recipe: str, *overrides: str) -> None:
     """Serve the lines of the standard input."""
     torch.set_num_threads(1)
+    # Imports that torch and pyarrow put off until first use; neither starts a thread.
+    torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))])
+    to_table([]).to_pylist()
     loaded = load_experiment(Path(recipe), profile="check", overrides=overrides)
     for line in sys.stdin:
         folder, crash_at, phases = line.rstrip("\n").split("\t")

@@ -51,7 +51,11 @@ def load_experiment(path: Path, *, profile: str | None = None, overrides: Sequen
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as missing:
-        raise ExperimentError(f"{path}: no such experiment file") from missing
+        raise ExperimentError(
+            f"{path}: no such file; expected an experiment in TOML, and `kifu init NAME` writes one"
+        ) from missing
+    except OSError as unreadable:
+        raise ExperimentError(f"{path}: cannot be read: {unreadable.strerror}; expected a TOML file") from unreadable
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as broken:
         raise ExperimentError(f"{path}: not TOML: {broken}") from broken
     return parse_experiment(
@@ -79,9 +83,8 @@ def parse_experiment(
     for known, layer in profiles.items():
         _check_names(layer, f"{where}: [profiles.{known}]")
     if profile is not None and profile not in profiles:
-        raise ExperimentError(
-            f"{where}: no profile `{profile}`; {nearest(profile, list(profiles)) if profiles else ''}"
-        )
+        known_ones = nearest(profile, list(profiles)) if profiles else "the file has none"
+        raise ExperimentError(f"{where}: no profile `{profile}`; {known_ones}")
     if profile is not None:
         table = merge(table, profiles[profile])
     for override in overrides:

@@ -10,9 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 
 class Layer(BaseModel):
-    """Base of every table: frozen, no unknown fields, no coercion of text to numbers."""
+    """Base of every table: frozen, no unknown fields, no coercion of text to numbers, only finite ones."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, populate_by_name=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, populate_by_name=True, allow_inf_nan=False)
 
 
 class TaskLimits(Layer):
