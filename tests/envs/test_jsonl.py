@@ -90,6 +90,15 @@ async def test_a_reward_function_may_return_a_score_a_success_or_a_verdict(
     assert await earned(cls, cls.rows[0], "4") == reward
 
 
+async def test_a_reward_function_is_found_by_its_file(good: Path) -> None:
+    (good.parent / "my_rules.py").write_text("def exclaims(answer, task):\n    return answer.endswith('!')\n")
+    cls = resolve_environment(f"{good}@{good.parent}/my_rules.py:exclaims")
+    task = next(iter(cls.tasks("train", 0)))
+    assert (await earned(cls, task, "4!"), await earned(cls, task, "4")) == (1.0, 0.0)
+    with pytest.raises(UsageError, match="reward: no file"):
+        questions(good, reward="gone.py:exclaims")
+
+
 @pytest.mark.parametrize("rule", [broken, words, not_a_number])
 async def test_a_broken_reward_function_is_a_verifier_failure_and_no_reward(good: Path, rule: RewardFunction) -> None:
     cls = questions(good, reward=rule)

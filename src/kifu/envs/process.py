@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from kifu.envs.contract import Environment
+from kifu.envs.files import LOADED_FROM_FILE
 from kifu.envs.spec import Snapshot, Task, ToolSpec
 from kifu.envs.text import visible
 from kifu.envs.view import View
@@ -198,6 +199,6 @@ def process_factory(factory: Callable[[], Environment]) -> Callable[[], Environm
             "so that another process can import it"
         )
     module = factory.__module__
-    importable = module != "__main__" and not module.startswith("kifu_user_")
+    importable = module != "__main__" and not module.startswith(LOADED_FROM_FILE)
     source = module if importable else str(Path(inspect.getfile(factory)).resolve())
     return lambda: ProcessEnvironment(f"{source}:{factory.__name__}")

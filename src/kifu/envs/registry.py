@@ -1,13 +1,12 @@
 """Every built-in environment by name, and how a user's own is found."""
 
 import importlib
-import importlib.util
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 
 from kifu.envs.contract import Environment
+from kifu.envs.files import load_file
 from kifu.envs.suites.calc_tools import CalcTools
 from kifu.envs.suites.corridor import Corridor
 from kifu.envs.suites.jsonl import questions
@@ -29,7 +28,8 @@ def resolve_environment(name: str) -> type[Environment]:
     """The class a name means.
 
     A built-in environment's name; ``module:Class``; ``path/to/file.py:Class``; ``path/to/tasks.jsonl``, each line with
-    its own verifier; or ``path/to/tasks.jsonl@REWARD`` with ``exact``, ``numeric``, ``regex`` or ``module:function``.
+    its own verifier; or ``path/to/tasks.jsonl@REWARD`` with ``exact``, ``numeric``, ``regex``, ``module:function`` or
+    ``path/to/file.py:function``.
 
     Raises:
         UsageError: nothing of that name, or it is not an `Environment`.
@@ -44,7 +44,7 @@ def resolve_environment(name: str) -> type[Environment]:
         raise UsageError(
             f"no environment `{name}`; {nearest(name, list(ENVIRONMENTS))} Your own is named `module:Class`."
         )
-    module = _load_file(Path(source)) if source.endswith(".py") else _load_module(source)
+    module = load_file(Path(source)) if source.endswith(".py") else _load_module(source)
     found = getattr(module, attribute, None)
     if found is None:
         classes = [
@@ -65,19 +65,3 @@ def _load_module(source: str) -> ModuleType:
                 f"environment: no module `{source}` on the path; install it, or name its file: `path/to/file.py:Class`"
             ) from error
         raise
-
-
-def _load_file(path: Path) -> ModuleType:
-    if not path.is_file():
-        raise UsageError(f"environment: no file {path} (looked from {Path.cwd()})")
-    name = f"kifu_user_{path.stem}"
-    known = sys.modules.get(name)
-    if known is not None and getattr(known, "__file__", None) == str(path.resolve()):
-        return known
-    spec = importlib.util.spec_from_file_location(name, path.resolve())
-    assert spec is not None, "a .py file always has a loader"
-    assert spec.loader is not None, "a .py file always has a loader"
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module

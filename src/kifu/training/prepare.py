@@ -187,10 +187,14 @@ def prepare(loaded: Loaded) -> Prepared:
 
 
 def _located(name: str, folder: Path) -> str:
-    """The name of an environment, a relative file in it taken from the experiment's folder."""
-    found = re.fullmatch(r"(.+?\.(?:jsonl|py))([@:].*)?", name)
+    """The name of an environment, relative files in it taken from the experiment's folder."""
+    return "@".join(_from_folder(part, folder) for part in name.split("@"))
+
+
+def _from_folder(part: str, folder: Path) -> str:
+    found = re.fullmatch(r"(.+?\.(?:jsonl|py))(:.*)?", part)
     if found is None or not (folder / found[1]).is_file():
-        return name
+        return part
     return f"{(folder / found[1]).resolve()}{found[2] or ''}"
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from kifu.envs import Environment, Task, class_tools
+from kifu.envs.files import LOADED_FROM_FILE
 from kifu.envs.registry import resolve_environment
 from kifu.envs.suites.jsonl import RewardFunction, questions
 from kifu.errors import UsageError
@@ -18,9 +19,6 @@ from kifu.training.experiment import VERSION, Loaded, Table, merge, parse_experi
 from kifu.training.run import Result
 from kifu.training.run import train as run_experiment
 from kifu.training.tasks import hold_out, tasks_digest
-
-_LOADED_BY_NAME = "kifu_user_"
-"""How modules begin whose file was loaded because an experiment named it."""
 
 
 def train(
@@ -134,6 +132,8 @@ def _environment(
         if environment is not None:
             raise UsageError("kifu.train: found an environment and a file of questions; give one of them")
         path = Path(tasks).resolve()
+        if callable(reward):
+            _refuse_while_loading(reward)
         rule = "" if reward is None else f"@{reward}" if isinstance(reward, str) else f"@{_import_name(reward)}"
         return questions(path, reward=reward), f"{path}{rule}"
     if environment is None:
@@ -144,20 +144,24 @@ def _environment(
         raise UsageError("kifu.train: a reward belongs to a file of questions; an environment pays through verify()")
     if isinstance(environment, str):
         return resolve_environment(environment), environment
-    if environment.__module__.startswith(_LOADED_BY_NAME):
-        raise UsageError(
-            f"{inspect.getfile(environment)}: the file was loaded because a run names its class "
-            f"`{environment.__name__}`, and trains while it is loaded; put the call of kifu.train under "
-            "`if __name__ == '__main__':`"
-        )
+    _refuse_while_loading(environment)
     return environment, _import_name(environment)
+
+
+def _refuse_while_loading(item: Any) -> None:  # noqa: ANN401 (a class or function)
+    """Refuse to train while a file is loaded because a run names something in it."""
+    if item.__module__.startswith(LOADED_FROM_FILE):
+        raise UsageError(
+            f"{inspect.getfile(item)}: the file was loaded because a run names its `{item.__name__}`, and trains while "
+            "it is loaded; put the call of kifu.train under `if __name__ == '__main__':`"
+        )
 
 
 def _import_name(item: Any) -> str:  # noqa: ANN401 (a class or function)
     """How the command line finds it again: ``module:name``, or ``file.py:name`` for the script that runs."""
     module = item.__module__
     script = getattr(sys.modules.get("__main__"), "__file__", None)
-    if module == "__main__" and script is not None and isinstance(item, type):
+    if module == "__main__" and script is not None:
         return f"{Path(script).resolve()}:{item.__qualname__}"
     return f"{module}:{item.__qualname__}"
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import ClassVar, TypeAlias
 
 from kifu.envs.contract import Environment
+from kifu.envs.files import load_file
 from kifu.envs.spec import Capabilities, Snapshot, Task, ToolSpec
 from kifu.errors import UsageError, nearest
 from kifu.records import Json, ToolCall, Verdict
@@ -129,7 +130,8 @@ def questions(path: str | Path, *, reward: str | RewardFunction | None = None) -
 
     Args:
         path: the file.
-        reward: ``exact``, ``numeric``, ``regex``, ``module:function`` or a function; None: each line's ``verifier``.
+        reward: ``exact``, ``numeric``, ``regex``, ``module:function``, ``file.py:function`` or a function; None: each
+            line's ``verifier``.
 
     Raises:
         UsageError: a malformed line, named by its number, or an unknown reward.
@@ -198,20 +200,21 @@ def _parse(raw: bytes, *, where: str, default_id: str) -> Task:
 
 
 def resolve_reward(name: str) -> RewardFunction:
-    """A built-in verifier, or the function ``module:function`` names.
+    """A built-in verifier, or the function that ``module:function`` or ``path/to/file.py:function`` names.
 
     Raises:
         UsageError: nothing of that name.
     """
     if name in REWARDS:
         return REWARDS[name]
-    module, colon, attribute = name.partition(":")
+    module, colon, attribute = name.rpartition(":")
     if not colon:
         raise UsageError(f"no reward `{name}`; {nearest(name, list(REWARDS))} Your own is named `module:function`.")
     try:
-        found = getattr(importlib.import_module(module), attribute, None)
+        source = load_file(Path(module), wanted="reward") if module.endswith(".py") else importlib.import_module(module)
     except ModuleNotFoundError as error:
         raise UsageError(f"reward `{name}`: no module `{error.name}` on the path") from error
+    found = getattr(source, attribute, None)
     if not callable(found):
         raise UsageError(f"reward `{name}`: `{module}` has no function `{attribute}`")
     rule: RewardFunction = found
