@@ -1,5 +1,6 @@
 """Checkpoints: nested trainer state as safetensors and JSON, written beside, made durable, then renamed into place."""
 
+import hashlib
 import json
 import os
 import shutil
@@ -14,7 +15,9 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from kifu.errors import AlteredError, DiskFullError, FormatError
+from kifu.records.chain import canonical
 from kifu.records.crash import crash_point
+from kifu.records.files import file_digest
 
 FORMAT = 1
 _KINDS = {
@@ -57,7 +60,8 @@ def save_checkpoint(folder: Path, mark: Mark, state: Mapping[str, Any]) -> Path:
     try:
         work.mkdir(parents=True)
         _write_arrays(work / "state.safetensors", arrays)
-        (work / "mark.json").write_text(json.dumps({"format": FORMAT, **asdict(mark), "tree": tree}))
+        table = {"format": FORMAT, **asdict(mark), "tree": tree, "state": file_digest(work / "state.safetensors")}
+        (work / "mark.json").write_text(json.dumps({**table, "digest": _digest(table)}))
         for name in ("state.safetensors", "mark.json"):
             _sync(work / name)
     except OSError as cause:
@@ -90,14 +94,20 @@ def load_checkpoint(path: Path) -> tuple[Mark, dict[str, Any]]:
     """
     try:
         table = json.loads((path / "mark.json").read_text())
-        found = table.pop("format")
-        tree = table.pop("tree")
+        found = table["format"]
         if found > FORMAT:
             raise FormatError(f"{path}: checkpoint format {found}, this kifu reads up to {FORMAT}. Upgrade kifu.")
-        arrays = load_file(path / "state.safetensors")
+        promised = table.pop("digest")
+        if _digest(table) != promised or file_digest(path / "state.safetensors") != table.pop("state"):
+            raise ValueError("its bytes differ from what was written")
+        del table["format"]
+        tree, arrays = table.pop("tree"), load_file(path / "state.safetensors")
         return Mark(**table), _restore(tree, arrays)
-    except (ValueError, KeyError, TypeError, SafetensorError) as cause:
-        raise AlteredError(f"{path}: not a checkpoint of this library ({cause}). Use an older one.") from cause
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as cause:
+        raise AlteredError(
+            f"{path}: not a checkpoint as it was written ({cause}). Delete this folder and `kifu resume` goes on "
+            "from the one before."
+        ) from cause
 
 
 def _write_arrays(path: Path, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
@@ -114,6 +124,10 @@ def _write_arrays(path: Path, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         file.write(text)
         for array in arrays.values():
             file.write(array.reshape(-1).view(np.uint8).data)
+
+
+def _digest(table: Mapping[str, Any]) -> str:
+    return hashlib.sha256(canonical(table)).hexdigest()
 
 
 def _flatten(value: object, path: str, arrays: dict[str, np.ndarray]) -> object:
