@@ -1,5 +1,6 @@
 """The command's entry."""
 
+import os
 import sys
 from importlib.metadata import version
 from typing import Annotated
@@ -34,6 +35,7 @@ for _name, (_where, _summary) in COMMANDS.items():
 
 def main() -> None:
     """Run the command of ``sys.argv``."""
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # standard error shows kifu's own progress
     try:
         app(prog_name="kifu")
     except KeyboardInterrupt:

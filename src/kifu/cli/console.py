@@ -19,11 +19,14 @@ Parameters = ParamSpec("Parameters")
 
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print exactly one JSON document on standard output.")]
 INTERRUPTED = 130
+_PIPE_WIDTH = 200
+"""Columns of tables that no terminal limits."""
 
 
 def output() -> Console:
     """Standard output for people: nothing is marked up by accident, lines are not cut."""
-    return Console(file=sys.stdout, highlight=False, markup=False, soft_wrap=True)
+    width = None if sys.stdout.isatty() else _PIPE_WIDTH
+    return Console(file=sys.stdout, highlight=False, markup=False, soft_wrap=True, width=width)
 
 
 def progress() -> Console:

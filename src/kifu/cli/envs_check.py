@@ -11,6 +11,15 @@ from kifu.testing import check_env
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
+_SHOWN = 12
+
+
+def _first(problem: str) -> str:
+    lines = problem.splitlines()
+    more = [f"and {len(lines) - _SHOWN} more; --json lists all"] if len(lines) > _SHOWN else []
+    return "\n".join([*lines[:_SHOWN], *more])
+
+
 @app.command()
 @guarded
 def check(
@@ -26,6 +35,6 @@ def check(
     if as_json:
         document({"environment": name, "ok": problem is None, "problem": problem})
     else:
-        say(f"{name}: " + ("keeps the contract" if problem is None else problem))
+        say(f"{name}: " + ("keeps the contract" if problem is None else _first(problem)))
     if problem is not None:
         raise typer.Exit(1)

@@ -64,6 +64,10 @@ class Doors(kifu.Environment):
         stop = kifu.StopReason.SUCCESS if found else kifu.StopReason.FAILURE
         return kifu.Reply(text="prize" if found else "nothing", stop=stop)
 
+    def invalid(self, error: str) -> kifu.Reply:
+        """A message that is no call of the tools shows nothing and costs a turn."""
+        return kifu.Reply(text="nothing", error=error)
+
     def verify(self) -> kifu.Verdict:
         """Look whether the prize was found."""
         found = self.opened == self.prize
@@ -99,9 +103,10 @@ engine = "recurrent"
 algorithm = "grpo"
 
 [update]
-steps = 40
+steps = 30
 prompts_per_step = 8
 group_size = 8
+patience = 30                             # steps without a group to compare, also when all is solved
 optimizer = { learning_rate = 1e-2 }
 
 [evaluation]
@@ -135,7 +140,7 @@ _QUESTIONS = "".join(
 )
 
 _SINGLE = """# Questions with a checkable answer, one message each; lines of NAME.jsonl are tasks, a fifth is held out.
-# With the reward of NAME.py instead of the built-in check: name = "NAME.jsonl@NAME:reward", NAME.py on PYTHONPATH.
+# With the reward of NAME.py instead of the built-in check: name = "NAME.jsonl@NAME.py:reward".
 kifu = 1
 
 [environment]

@@ -143,9 +143,9 @@ def weights(run: RunView) -> str:
             (item.label, item.trajectories, f"{item.share:.3f}", f"{item.each:.2f}")
             for item in pull_by(run.plan, run.trajectories, label)
         ]
-        parts.append(f"<h3>By {title}</h3>")
-        parts.append(table((title, "trajectories", "share", "each"), rows, numbers=range(4)))
-    return "".join(parts)
+        body = table((title, "trajectories", "share", "each"), rows, numbers=range(4))
+        parts.append(f"<div><h3>By {title}</h3>{body}</div>")
+    return "".join([*parts[:3], '<div class="cards">', *parts[3:], "</div>"])
 
 
 def protocol(run: RunView) -> str:

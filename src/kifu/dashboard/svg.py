@@ -7,7 +7,7 @@ from math import isfinite
 
 from kifu.dashboard.text import printable
 
-_LEFT, _RIGHT, _TOP, _BOTTOM = 46, 14, 12, 30
+_LEFT, _RIGHT, _TOP, _BOTTOM = 46, 14, 16, 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +115,7 @@ def _axes(frame: Frame, scale: _Scale) -> str:
         f'<text x="{frame.width - _RIGHT}" y="{frame.height - 2}" text-anchor="end" class="label">'
         f"{shown(frame.x_label)}</text>"
     )
-    parts.append(f'<text x="4" y="10" class="label">{shown(frame.y_label)}</text>')
+    parts.append(f'<text x="{_LEFT + 4}" y="{_TOP - 2}" class="label">{shown(frame.y_label)}</text>')
     return "".join(parts)
 
 
