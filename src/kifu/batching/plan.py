@@ -14,7 +14,6 @@ from kifu.batching.tree import Cost, Indices, build_chain, build_tree, frozen, g
 from kifu.errors import UsageError
 from kifu.records import Support, as_floats
 
-
 Layout: TypeAlias = Literal["tree", "rows"]
 """Trees wherever sharing prefixes is cheaper, or rows side by side always."""
 

@@ -3,17 +3,21 @@
 Axes: ``B`` rows, ``T`` token positions, ``D`` hidden size, ``V`` vocabulary.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import logging
 
 from kifu.errors import ModelError
 
 DTYPES: Mapping[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+OTHER_HEADS = ("summary_", "classifier_")
+"""Beginnings of configuration names that belong to heads a causal model does not have."""
 HEAD_TOLERANCE = 2e-2
 """Largest relative distance between the model's logits and a multiple of head times hidden state."""
 
@@ -51,7 +55,7 @@ class CausalModel:
         return dict(self.whole.named_parameters())
 
 
-def load_model(folder: str, *, dtype: str, device: str, attention: str = "sdpa") -> CausalModel:
+def load_model(folder: str, *, dtype: str, device: str) -> CausalModel:
     """Load a model folder and check that its logits are a multiple of the head times the last hidden state.
 
     Raises:
@@ -63,9 +67,8 @@ def load_model(folder: str, *, dtype: str, device: str, attention: str = "sdpa")
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise ModelError(f"device `{device}` was asked for, but torch finds no CUDA device; set machine.device = 'cpu'")
     try:
-        whole = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=DTYPES[dtype], attn_implementation=attention, local_files_only=True
-        )
+        with _no_progress_bar():
+            whole = AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES[dtype], local_files_only=True)
     except (OSError, ValueError, KeyError, RuntimeError) as cause:
         raise ModelError(f"model at `{folder}` cannot be loaded: {type(cause).__name__}: {cause}") from cause
     nn.Module.to(whole, device)
@@ -74,12 +77,25 @@ def load_model(folder: str, *, dtype: str, device: str, attention: str = "sdpa")
     return _split(whole, folder)
 
 
+@contextmanager
+def _no_progress_bar() -> Iterator[None]:
+    was_shown = logging.is_progress_bar_enabled()
+    hide: Callable[[], None] = logging.disable_progress_bar
+    show: Callable[[], None] = logging.enable_progress_bar
+    hide()
+    try:
+        yield
+    finally:
+        if was_shown:
+            show()
+
+
 def _refuse_dropout(whole: PreTrainedModel, folder: str) -> None:
     found = [name for name, module in whole.named_modules() if isinstance(module, nn.Dropout) and module.p > 0.0]
     rates = [
         name
         for name, value in whole.config.to_dict().items()
-        if "drop" in name and isinstance(value, float) and value > 0.0
+        if "drop" in name and not name.startswith(OTHER_HEADS) and isinstance(value, float) and value > 0.0
     ]
     if found or rates:
         raise ModelError(
