@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Collection, Iterable, Mapping
 
-from kifu.errors import FailureRateError
+from kifu.errors import FailureRateError, LedgerError
 from kifu.records import Trajectory
 from kifu.records.ledger import Bucket, Count, Ledger
 from kifu.training.assemble import Assembled
@@ -35,10 +35,17 @@ class Books:
             self._enter(Count(tokens=trajectory.sampled_tokens))
 
     def close(self, attempts: Iterable[str]) -> tuple[Count, Count]:
-        """Attempts leave the flight into a bucket: what was started since the last closing, and what is still held."""
+        """Attempts leave the flight into a bucket: what was started since the last closing, and what is still held.
+
+        Raises:
+            LedgerError: an attempt that is not in flight.
+        """
         with self._guard:
             for attempt in attempts:
-                del self._open[attempt]
+                if self._open.pop(attempt, None) is None:
+                    raise LedgerError(
+                        f"{attempt} was never started or is closed already; the run stops so that its record stays true"
+                    )
             started, self._started = self._started, Count()
             return started, self._held() + self._carried
 
