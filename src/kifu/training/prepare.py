@@ -358,7 +358,7 @@ def _examples(environment: type[Environment], count: int, dialect: Dialect) -> t
         try:
             first = world.reset(task, task.seed)
             found.append(Message(role="user", content=first if isinstance(first, str) else first.text))
-            for call in _script(environment, task, seed=0, noise=0.0).calls:
+            for call in _script(environment, task, seed=task.seed, noise=0.0).calls:
                 written = dialect.format_call(call, tool_views(world.tools()))
                 found.append(Message(role="assistant", content=written))
                 reply = world.step(call)
