@@ -166,7 +166,7 @@ def prepare(loaded: Loaded) -> Prepared:
         history=identity.history,
     )
     cuts: dict[str, CutTreatment] = {"exclude": Exclude(), "terminal": Terminal(), "bootstrap": Bootstrap()}
-    return Prepared(
+    prepared = Prepared(
         loaded=loaded,
         environment=environment,
         renderer=renderer,
@@ -184,6 +184,15 @@ def prepare(loaded: Loaded) -> Prepared:
         model=model,
         vocabulary=renderer.vocab_size if isinstance(renderer, SymbolRenderer) else 0,
     )
+    _check_tasks(prepared)
+    return prepared
+
+
+def _check_tasks(prepared: Prepared) -> None:
+    """Make the first task to train on and the last one to evaluate on, so that a run does not end for want of them."""
+    source, layer = prepared.task_source(0), prepared.experiment.evaluation
+    source.training(0)
+    source.evaluation(layer.split, layer.tasks - 1)
 
 
 def _located(name: str, folder: Path) -> str:

@@ -20,6 +20,7 @@ from kifu.records.plan import PlanLine, PlanLog, read_plan
 from kifu.records.reader import RunReader
 from kifu.records.store import RunStore
 from kifu.records.weights import WeightStore
+from kifu.render import SymbolRenderer
 from kifu.training.bench import Bench, relevant
 from kifu.training.checkpoint import Mark, list_checkpoints, load_checkpoint
 from kifu.training.experiment import Loaded, parse_experiment
@@ -120,12 +121,19 @@ def _facts(prepared: Prepared, seed: int) -> dict[str, Any]:
             **loaded.experiment.model_dump(mode="json", by_alias=True, exclude_none=True),
             "machine": loaded.machine.model_dump(mode="json", exclude_none=True),
         },
+        "symbols": _symbols(prepared),
         "algorithm_card": asdict(prepared.stages[-1].algorithm.card),
         "relative_to": str(loaded.folder.resolve()),
         "machine": {**asdict(prepared.machine), "cpu": cpu.name, "cores": cpu.cores},
         "model": None if prepared.model is None else str(prepared.model.path),
         "status": "running",
     }
+
+
+def _symbols(prepared: Prepared) -> list[str] | None:
+    """Names of a symbolic policy's ids, so that a reader of the run needs no environment; None for a language model."""
+    renderer = prepared.renderer
+    return [*renderer.actions, *renderer.vocabulary] if isinstance(renderer, SymbolRenderer) else None
 
 
 def _loaded(facts: Mapping[str, Any], root: Path) -> Loaded:
