@@ -5,7 +5,7 @@ from kifu.envs.guard import Called, GuardedEnvironment
 from kifu.envs.pool import WorkerPool
 from kifu.envs.registry import ENVIRONMENTS, resolve_environment
 from kifu.envs.spec import Capabilities, Observation, Reply, Snapshot, SnapshotKind, Task, ToolSpec
-from kifu.envs.splits import SPLITS, split_range
+from kifu.envs.splits import SPLITS, in_share, split_range
 from kifu.envs.tools import (
     check_arguments,
     check_call,
@@ -39,6 +39,7 @@ __all__ = [
     "command_text",
     "digest_state",
     "finite_calls",
+    "in_share",
     "resolve_environment",
     "split_range",
     "tool",
