@@ -1,0 +1,86 @@
+"""The entry: help, exit codes, errors without tracebacks, and what is loaded for what."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+from typer.testing import Result
+
+from kifu.cli.commands import COMMANDS
+
+Kifu = Callable[..., Result]
+
+
+WITHOUT_TORCH = "import sys; sys.modules['torch'] = None\n"
+MAIN = "from kifu.cli import main\nmain()\n"
+
+
+def command(*arguments: object, before: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
+    """Runs the command in a fresh interpreter."""
+    return subprocess.run(
+        [sys.executable, "-c", before + MAIN, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **environment},
+    )
+
+
+def test_the_help_lists_every_command(kifu: Kifu) -> None:
+    found = kifu("--help")
+    assert found.exit_code == 0
+    assert [name for name in COMMANDS if name not in found.stdout] == []
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_every_command_has_its_own_help(kifu: Kifu, name: str) -> None:
+    found = kifu(name, "--help")
+    assert found.exit_code == 0
+    assert f"kifu {name}" in found.stdout
+
+
+def test_the_version_is_the_installed_one(kifu: Kifu) -> None:
+    assert kifu("--version").stdout.strip() == f"kifu {version('kifu')}"
+
+
+def test_an_unknown_command_is_a_usage_error_that_names_the_nearest(kifu: Kifu) -> None:
+    found = kifu("trian")
+    assert found.exit_code == 2
+    assert "trian" in found.stderr
+    assert "train" in found.stderr.replace("trian", "")
+
+
+def test_reading_a_run_needs_no_torch(finished: Path) -> None:
+    listed = command("show", finished, "--json", before=WITHOUT_TORCH)
+    assert listed.returncode == 0, listed.stderr
+    assert command("lab", "corridor", before=WITHOUT_TORCH).returncode == 0
+
+
+def test_a_command_that_needs_torch_says_how_to_get_it(finished: Path) -> None:
+    found = command("eval", finished, before=WITHOUT_TORCH)
+    assert found.returncode == 2
+    assert "pip install 'kifu[hf]'" in found.stderr
+    assert "Traceback" not in found.stderr
+
+
+def test_an_expected_failure_has_no_traceback_unless_asked_for(tmp_path: Path) -> None:
+    quiet = command("show", tmp_path)
+    loud = command("show", tmp_path, KIFU_DEBUG="1")
+    assert quiet.returncode == loud.returncode == 4
+    assert quiet.stderr.startswith("error: ")
+    assert "Traceback" not in quiet.stderr
+    assert "Traceback" in loud.stderr
+
+
+def test_an_unexpected_failure_is_one_line_unless_asked_for(tmp_path: Path) -> None:
+    broken = "import kifu.cli.doctor as d\ndef facts(): raise ZeroDivisionError('boom')\nd.facts = facts\n"
+    quiet, loud = command("doctor", before=broken), command("doctor", before=broken, KIFU_DEBUG="1")
+    assert (quiet.returncode, loud.returncode) == (1, 1)
+    assert "boom" in quiet.stderr
+    assert "Traceback" not in quiet.stderr
+    assert "ZeroDivisionError" in loud.stderr
+    assert "Traceback" in loud.stderr

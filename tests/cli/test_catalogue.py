@@ -1,0 +1,97 @@
+"""`kifu envs`, `algorithms`, `models`, `doctor` and `init`."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import Result
+
+from kifu.algorithms import ALGORITHMS
+from kifu.envs import ENVIRONMENTS
+
+Kifu = Callable[..., Result]
+
+
+def test_every_environment_is_listed(kifu: Kifu) -> None:
+    listed = json.loads(kifu("envs", "list", "--json").stdout)
+    assert {item["name"] for item in listed} == set(ENVIRONMENTS)
+
+
+def test_the_card_answers_the_questions_and_scores_agents_without_a_model(kifu: Kifu) -> None:
+    card = json.loads(kifu("envs", "card", "key_door", "--tasks", 8, "--json").stdout)
+    answers = ("action", "policy_sees", "environment_says", "end", "reward", "irreversible", "trained")
+    assert [name for name in answers if not card[name]] == []
+    assert {score["agent"]: score["mean"] for score in card["scores"]}["gold"] == 1.0
+    assert "which actions are irreversible" in kifu("envs", "card", "key_door", "--tasks", 2).stdout
+
+
+def test_a_broken_environment_fails_its_check(kifu: Kifu, tmp_path: Path) -> None:
+    assert kifu("init", "shop", "--folder", tmp_path).exit_code == 0
+    good = kifu("envs", "check", f"{tmp_path}/shop.py:Doors", "--json")
+    assert json.loads(good.stdout) == {"environment": f"{tmp_path}/shop.py:Doors", "ok": True, "problem": None}
+    text = (tmp_path / "shop.py").read_text()
+    (tmp_path / "shut.py").write_text(
+        text.replace("random.Random(seed).choice(DOORS)\n        self", "random.choice(DOORS)\n        self")
+    )
+    bad = kifu("envs", "check", f"{tmp_path}/shut.py:Doors")
+    assert bad.exit_code == 1
+    assert "breaks the contract" in bad.stdout
+
+
+def test_methods_are_listed_described_and_compared(kifu: Kifu) -> None:
+    assert set(json.loads(kifu("algorithms", "--json").stdout)) == set(ALGORITHMS)
+    card = json.loads(kifu("algorithms", "grpo", "--json").stdout)
+    assert card["source"].startswith("Shao et al., 2024")
+    assert card["options"]["clip_low"] == 0.2
+    found = json.loads(kifu("algorithms", "--compare", "ppo", "grpo", "--json").stdout)
+    assert found["differences"]["updates"] == ["policy and critic", "policy"]
+    assert "feedback" not in found["differences"]
+
+
+@pytest.mark.parametrize("arguments", [["algorithms", "rlo"], ["envs", "card", "key_dor"], ["models", "show", "smol"]])
+def test_an_unknown_name_is_refused_with_a_way_on(kifu: Kifu, arguments: list[str]) -> None:
+    found = kifu(*arguments)
+    assert found.exit_code in (2, 5)
+    assert f"`{arguments[-1]}`" in found.stderr
+    assert "Known: " in found.stderr or "kifu models pull" in found.stderr
+
+
+def test_a_model_is_pulled_listed_and_shown(kifu: Kifu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KIFU_CACHE", str(tmp_path))
+    assert json.loads(kifu("models", "list", "--json").stdout)["models"] == []
+    pulled = json.loads(kifu("models", "pull", "tiny", "--json").stdout)
+    assert pulled["digests"]["weights"]
+    shown = json.loads(kifu("models", "show", "tiny", "--json").stdout)
+    assert shown == pulled
+    assert [item["name"] for item in json.loads(kifu("models", "list", "--json").stdout)["models"]] == ["tiny"]
+    (tmp_path / "models" / "tiny" / "config.json").write_text("{")
+    assert "problem" in json.loads(kifu("models", "list", "--json").stdout)["models"][0]
+
+
+def test_the_doctor_counts_the_cores_of_this_process(kifu: Kifu) -> None:
+    found = json.loads(kifu("doctor", "--json").stdout)
+    assert found["cores"] == len(os.sched_getaffinity(0))
+    assert found["ram_bytes"] > 1 << 28
+    assert set(found["packages"]) >= {"torch", "transformers"}
+    assert isinstance(found["fast_bf16"], bool)
+
+
+def test_init_overwrites_nothing_and_wants_an_identifier(kifu: Kifu, tmp_path: Path) -> None:
+    assert kifu("init", "one", "--folder", tmp_path).exit_code == 0
+    before = (tmp_path / "one.toml").read_bytes()
+    again = kifu("init", "one", "--folder", tmp_path)
+    assert again.exit_code == 4
+    assert "overwrites nothing" in again.stderr
+    assert (tmp_path / "one.toml").read_bytes() == before
+    assert kifu("init", "two words", "--folder", tmp_path).exit_code == 2
+
+
+def test_the_starter_learns_its_task(kifu: Kifu, tmp_path: Path) -> None:
+    assert kifu("init", "doors", "--folder", tmp_path).exit_code == 0
+    found = kifu("train", tmp_path / "doors.toml", "--out", tmp_path / "run", "--json")
+    assert found.exit_code == 0, found.stderr
+    evaluations = json.loads(found.stdout)["evaluations"]
+    assert evaluations[0]["success"]["mean"] <= 0.6
+    assert evaluations[-1]["success"]["mean"] >= 0.9

@@ -1,0 +1,83 @@
+"""`kifu eval`: the shape others rely on, the numbers of the run itself, and a record left alone."""
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import Result
+
+Kifu = Callable[..., Result]
+
+
+def digest(folder: Path) -> str:
+    found = hashlib.sha256()
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            found.update(path.relative_to(folder).as_posix().encode() + path.read_bytes())
+    return found.hexdigest()
+
+
+def test_the_document_has_the_promised_shape(kifu: Kifu, copied: Path) -> None:
+    found = kifu("eval", copied, "--tasks", 4, "--tries", 2, "--decoding", "sampled", "--json")
+    assert found.exit_code == 0, found.stderr
+    document = json.loads(found.stdout)
+    assert document["run"] == str(copied)
+    assert document["checkpoint"] == "3"
+    assert document["split"] == "held_out"
+    assert (document["tasks"], document["tries"]) == (4, 2)
+    assert set(document["success"]) == {"mean", "low", "high"}
+    assert set(document["by_family"]) == {"red", "blue"}
+    assert document["turns"]["mean"] > 0
+    assert document["errors"] == {}
+
+
+@pytest.mark.parametrize(("checkpoint", "at"), [("first", 0), ("last", -1), ("0", 0)])
+def test_a_kept_version_scores_what_the_run_measured_with_it(
+    kifu: Kifu, copied: Path, checkpoint: str, at: int
+) -> None:
+    measured = json.loads((copied / "run.json").read_text())["evaluations"][at]
+    again = json.loads(kifu("eval", copied, "--checkpoint", checkpoint, "--json").stdout)
+    for name in ("checkpoint", "split", "tasks", "success", "turns", "stops"):
+        assert again[name] == measured[name]
+
+
+def test_the_runs_own_record_is_left_alone(kifu: Kifu, copied: Path) -> None:
+    before = {name: digest(copied / name) for name in ("records", "weights", "checkpoints")}
+    facts = (copied / "run.json").read_bytes()
+    assert kifu("eval", copied, "--tasks", 2).exit_code == 0
+    assert kifu("eval", copied, "--tasks", 2).exit_code == 0
+    assert {name: digest(copied / name) for name in before} == before
+    assert (copied / "run.json").read_bytes() == facts
+    assert sorted(path.name for path in (copied / "evaluations").iterdir()) == ["0001", "0002"]
+    assert kifu("audit", copied, "--no-scores").exit_code == 0
+
+
+def test_nothing_is_written_when_nothing_is_to_be_kept(kifu: Kifu, copied: Path) -> None:
+    assert kifu("eval", copied, "--tasks", 2, "--no-keep").exit_code == 0
+    assert not (copied / "evaluations").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["--split", "test"], 2, ["no split `test`", "train, held_out"]),
+        (["--checkpoint", "9"], 4, ["version 9 is not kept", "from 0 to 3"]),
+        (["--checkpoint", "best"], 2, ["'best'", "from 0 to 3", "first or last"]),
+        (["--tasks", "0"], 2, ["--tasks"]),
+    ],
+)
+def test_what_cannot_be_evaluated_is_explained(
+    kifu: Kifu, finished: Path, arguments: list[str], code: int, says: list[str]
+) -> None:
+    found = kifu("eval", finished, "--no-keep", *arguments)
+    assert found.exit_code == code, found.stderr
+    assert [part for part in says if part not in found.stderr] == []
+
+
+def test_a_folder_without_a_run_says_what_was_expected(kifu: Kifu, tmp_path: Path) -> None:
+    found = kifu("eval", tmp_path)
+    assert found.exit_code == 4
+    assert "no run here" in found.stderr
+    assert "kifu train" in found.stderr

@@ -1,0 +1,55 @@
+"""`kifu lab`: the shapes others rely on, with golden numbers and formulas written out here."""
+
+import json
+from collections.abc import Callable
+from math import exp, log
+
+import pytest
+from typer.testing import Result
+
+Kifu = Callable[..., Result]
+
+
+def test_the_corridor_gives_its_golden_estimate_and_exact_value(kifu: Kifu) -> None:
+    found = json.loads(kifu("lab", "corridor", "--episodes", 1000, "--seed", 7, "--max-steps", 20, "--json").stdout)
+    assert found["estimate"] == 0.494
+    assert found["exact"] == 1023 / 2048
+    assert found["standard_error"] == pytest.approx((0.494 * 0.506 / 1000) ** 0.5)
+
+
+@pytest.mark.parametrize(("temperature", "entropy"), [(0.5, 0.455429), (1.0, 0.947537), (2.0, 1.245050)])
+def test_softmax_gives_probabilities_and_entropy(kifu: Kifu, temperature: float, entropy: float) -> None:
+    found = json.loads(kifu("lab", "softmax", "--logits=2,1,0,-1", "--temperature", temperature, "--json").stdout)
+    weights = [exp(z / temperature) for z in (2, 1, 0, -1)]
+    assert found["probabilities"] == pytest.approx([weight / sum(weights) for weight in weights])
+    assert found["entropy"] == pytest.approx(entropy, abs=5e-7)
+    assert found["entropy"] == pytest.approx(-sum(p * log(p) for p in found["probabilities"]))
+
+
+def test_returns_follow_their_recursion(kifu: Kifu) -> None:
+    found = json.loads(kifu("lab", "return", "--rewards", "1,0,0,10", "--gamma", 0.9, "--json").stdout)
+    assert found["returns"] == pytest.approx([8.29, 8.1, 9.0, 10.0])
+
+
+def test_groups_are_informative_as_often_as_the_formula_says(kifu: Kifu) -> None:
+    found = json.loads(kifu("lab", "groups", "--p", 0.01, "--size", 8, "--json").stdout)
+    degenerate = 0.01**8 + 0.99**8
+    assert found["degenerate"] == pytest.approx(degenerate)
+    assert found["informative"] == pytest.approx(1 - degenerate)
+    assert found["expected_groups"] == pytest.approx(1 / (1 - degenerate))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["softmax", "--logits", "2,x"], "found '2,x'"),
+        (["softmax", "--logits", "1,2", "--temperature", "0"], "temperature"),
+        (["return", "--rewards", "1", "--gamma", "1.5"], "gamma"),
+        (["groups", "--p", "2", "--size", "8"], "p must lie in [0, 1]"),
+        (["corridor", "--episodes", "0"], "at least 1 episode"),
+    ],
+)
+def test_numbers_outside_the_domain_are_refused(kifu: Kifu, arguments: list[str], says: str) -> None:
+    found = kifu("lab", *arguments)
+    assert found.exit_code == 2
+    assert says in found.stderr
