@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from kifu.envs import Reply, Task
+from kifu.envs.segments import next_segment
 from kifu.envs.suites.loop_room import (
     ACTIONS,
     ROOMS,
@@ -14,7 +15,6 @@ from kifu.envs.suites.loop_room import (
     LoopRoom,
     arrive,
     discounted_value,
-    next_segment,
     transition_tables,
 )
 from kifu.errors import ArgumentError

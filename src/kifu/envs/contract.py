@@ -112,9 +112,14 @@ class Environment:
         raise NotImplementedError(f"{cls.__name__} has no demonstrator; define demonstrate()")
 
 
+def canonical_state(state: Snapshot) -> bytes:
+    """Bytes as they are, anything else as canonical JSON."""
+    if isinstance(state, bytes):
+        return state
+    text = json.dumps(state, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return text.encode()
+
+
 def digest_state(state: Snapshot) -> str:
     """SHA-256 of bytes, or of the canonical JSON of anything else."""
-    if isinstance(state, bytes):
-        return hashlib.sha256(state).hexdigest()
-    text = json.dumps(state, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    return hashlib.sha256(text.encode()).hexdigest()
+    return hashlib.sha256(canonical_state(state)).hexdigest()

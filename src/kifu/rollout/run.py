@@ -4,6 +4,7 @@ import asyncio
 import time
 
 from kifu.envs import Task
+from kifu.envs.contract import canonical_state
 from kifu.envs.guard import GuardedEnvironment
 from kifu.errors import (
     AgentFailure,
@@ -21,6 +22,7 @@ from kifu.records import (
     EnvironmentRef,
     Outcome,
     RolloutKey,
+    Segment,
     StopReason,
     TaskRef,
     Trajectory,
@@ -39,7 +41,9 @@ _REASONS: dict[type[BoundaryError], StopReason] = {
 }
 
 
-async def run_rollout(setting: Setting, *, writer: Sampler | Script, key: RolloutKey, task: Task) -> Trajectory:
+async def run_rollout(
+    setting: Setting, *, writer: Sampler | Script, key: RolloutKey, task: Task, segment: Segment | None = None
+) -> Trajectory:
     """Attempt one task and record it.
 
     Every failure of environment, verifier, engine or agent becomes an outcome owned by infrastructure, without a
@@ -50,6 +54,7 @@ async def run_rollout(setting: Setting, *, writer: Sampler | Script, key: Rollou
         writer: the sampler, or a demonstrator's script.
         key: place in the run.
         task: what to attempt.
+        segment: which piece of an endless interaction this is; ``task`` carries the state it starts from.
     """
     began, started_at = time.perf_counter(), time.time()
     guard = GuardedEnvironment(setting.environment, timeout_s=setting.limits.tool_seconds, isolation=setting.isolation)
@@ -63,6 +68,7 @@ async def run_rollout(setting: Setting, *, writer: Sampler | Script, key: Rollou
                 final_value = await session.final_value()
             if not _left_in_a_call(session, guard):
                 verdict = await guard.verify()
+                await _keep_state(setting, guard, session.outcome)
         except BoundaryError as failure:
             session.outcome = Outcome(reason=_REASONS[type(failure)], detail=str(failure)[:2000])
         session.log.close_turn()
@@ -86,6 +92,7 @@ async def run_rollout(setting: Setting, *, writer: Sampler | Script, key: Rollou
             verdict=verdict,
             final_value=final_value,
             final_potential=guard.potential() if outcome.truncated else None,
+            segment=segment,
             costs=Costs(
                 seconds=time.perf_counter() - began,
                 generation_s=session.generation_s,
@@ -110,6 +117,13 @@ async def _attempt(setting: Setting, session: Session, task: Task) -> None:
     except TimeoutError:
         if session.outcome is None:
             session.outcome = Outcome(reason=StopReason.TIME_LIMIT, detail=f"the collector allows {limit} s")
+
+
+async def _keep_state(setting: Setting, guard: GuardedEnvironment, outcome: Outcome | None) -> None:
+    """Keep the state of a cut under the digest that the record names as its last."""
+    if setting.states is not None and outcome is not None and outcome.truncated:
+        state, _ = await guard.snapshot()
+        await asyncio.to_thread(setting.states.put, canonical_state(state))
 
 
 def _left_in_a_call(session: Session, guard: GuardedEnvironment) -> bool:

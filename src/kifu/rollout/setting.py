@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from kifu.agents import Agent
 from kifu.envs import Environment
 from kifu.records import Provenance, Sampling, StopReason
+from kifu.records.blobs import BlobStore
 from kifu.render import Message, Renderer
 
 
@@ -62,4 +63,6 @@ class Setting:
     records_value: bool = False
     """Whether the engine has a critic, so that V(h_T) of a cut episode is asked for."""
     isolation: str = "thread"
+    states: BlobStore | None = None
+    """Where the state at a cut is kept, for environments whose next segment goes on from it; None keeps none."""
     facts: Mapping[str, str] = field(default_factory=dict)

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
@@ -92,7 +93,9 @@ def _report(
             heads=heads,
             score=_Scorer(run, progress) if scores else None,
             logprob_tolerance=TOLERANCE[dtype],
-            replay=(lambda trajectory: replay_trajectory(trajectory, run.prepared)) if replay else None,
+            replay=partial(replay_trajectory, prepared=run.prepared, states=BlobStore(folder.blobs))
+            if replay
+            else None,
         )
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from kifu.engines import build_engine
-from kifu.envs import Task
+from kifu.envs import SnapshotKind, Task
 from kifu.errors import AlteredError, StorageError
 from kifu.monitor import RunFolder
 from kifu.policy import Engine, Machine, Weights
@@ -18,6 +18,7 @@ from kifu.training.books import Books
 from kifu.training.collect import Collector
 from kifu.training.layers import Experiment
 from kifu.training.prepare import Prepared, Stage
+from kifu.training.segments import Segments
 from kifu.training.tasks import demonstration_task
 
 _PROMPT_EXAMPLES = 1_000
@@ -57,6 +58,10 @@ class Bench:
         for trajectory in recorded:
             self._recorded.setdefault(trajectory.key.step, {})[trajectory.id] = trajectory
         self._blobs = BlobStore(folder.blobs)
+        self._segments: Segments | None = None
+        declared = prepared.environment.capabilities
+        if declared.continuing and declared.snapshot is SnapshotKind.STATE:
+            self._segments = Segments(self._blobs, recorded)
         self.books = Books()
         self.engine: Engine
         self.collector: Collector
@@ -105,13 +110,15 @@ class Bench:
         name = self.experiment.policy.engine
         self.engine = build_engine(name, self.prepared.engine_spec(stage, seed=self.seed, initial=initial))
         tasks = self.prepared.task_source(self.seed)
+        setting = self.prepared.setting
         self.collector = Collector(
-            setting=self.prepared.setting,
+            setting=setting if self._segments is None else replace(setting, states=self._blobs),
             sampler=self.engine.sampler,
             tasks=tasks,
             accept=self._accept,
             seed=self.seed,
             books=self.books,
+            segments=self._segments,
         )
         self.evaluator = replace(self.collector, setting=self.prepared.evaluation_setting(), books=Books())
         return self.engine
@@ -187,9 +194,10 @@ class Bench:
 
 
 def relevant(trajectory: Trajectory, *, step: int, version: int) -> bool:
-    """Whether a loop that goes on at ``step`` may need this record again."""
-    evaluation = trajectory.key.purpose is Purpose.EVALUATION
-    return trajectory.key.step >= (version if evaluation else step)
+    """Whether a loop that goes on at ``step`` may need this record again; segments go on from the step before."""
+    if trajectory.key.purpose is Purpose.EVALUATION:
+        return trajectory.key.step >= version
+    return trajectory.key.step >= (step if trajectory.segment is None else step - 1)
 
 
 def _masks(trajectory: Trajectory) -> set[str]:

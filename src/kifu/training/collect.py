@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from kifu.envs import Task
+from kifu.envs.segments import next_segment
 from kifu.policy import Sampler
-from kifu.records import Group, Purpose, RolloutKey, TaskRef, Trajectory
+from kifu.records import Group, Purpose, RolloutKey, Segment, TaskRef, Trajectory
 from kifu.rollout import Script, Setting, run_rollout
 from kifu.training.books import Books
+from kifu.training.segments import Segments
 from kifu.training.tasks import TaskSource
 
 Result = TypeVar("Result")
@@ -19,6 +21,16 @@ Accept = Callable[[Trajectory], Awaitable[None]]
 
 Demonstrate = Callable[[Task, int], Script]
 """(task, seed) to a demonstrator's script."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Place:
+    """Where a group stands in the run."""
+
+    step: int
+    group: int
+    size: int
+    purpose: Purpose
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -32,6 +44,8 @@ class Collector:
     seed: int
     """Of the run."""
     books: Books
+    segments: Segments | None = None
+    """Of a continuing environment: where the rollouts of the step before were cut."""
 
     async def training_groups(
         self, step: int, *, prompts: int, size: int, first: int, have: Mapping[str, Trajectory]
@@ -47,8 +61,13 @@ class Collector:
         """
 
         async def one(group: int) -> Group:
-            task = self.tasks.training(first + group)
-            return await self._group(task, step=step, group=group, size=size, purpose=Purpose.TRAIN, have=have)
+            place = _Place(step=step, group=group, size=size, purpose=Purpose.TRAIN)
+            if self.segments is None or size > 1:  # members of a group are compared, so they start from one state
+                return await self._group(self.tasks.training(first + group), place, have=have)
+            segment, state = await self.segments.following(step, group, begins=first == 0)
+            task = self.tasks.training(first + group - prompts * segment.index)
+            task = task if state is None else next_segment(task, state, index=segment.index)
+            return await self._group(task, place, have=have, segment=segment)
 
         return await _all([one(group) for group in range(prompts)])
 
@@ -59,7 +78,8 @@ class Collector:
 
         async def one(index: int) -> Group:
             task = self.tasks.evaluation(split, index)
-            return await self._group(task, step=version, group=index, size=tries, purpose=Purpose.EVALUATION, have=have)
+            place = _Place(step=version, group=index, size=tries, purpose=Purpose.EVALUATION)
+            return await self._group(task, place, have=have)
 
         return await _all([one(index) for index in range(tasks)])
 
@@ -86,29 +106,35 @@ class Collector:
     async def _group(
         self,
         task: Task,
+        place: _Place,
         *,
-        step: int,
-        group: int,
-        size: int,
-        purpose: Purpose,
         have: Mapping[str, Trajectory],
+        segment: Segment | None = None,
     ) -> Group:
         async def member(index: int) -> Trajectory:
-            key = RolloutKey(seed=self.seed, step=step, group=group, member=index, purpose=purpose)
-            return await self._run(key, task, writer=self.sampler, have=have)
+            key = RolloutKey(seed=self.seed, step=place.step, group=place.group, member=index, purpose=place.purpose)
+            return await self._run(key, task, writer=self.sampler, have=have, segment=segment)
 
-        members = await _all([member(index) for index in range(size)])
+        members = await _all([member(index) for index in range(place.size)])
         return Group(task=TaskRef(id=task.id, family=task.family, split=task.split), members=tuple(members))
 
     async def _run(
-        self, key: RolloutKey, task: Task, *, writer: Sampler | Script, have: Mapping[str, Trajectory]
+        self,
+        key: RolloutKey,
+        task: Task,
+        *,
+        writer: Sampler | Script,
+        have: Mapping[str, Trajectory],
+        segment: Segment | None = None,
     ) -> Trajectory:
         self.books.begin(key.id)
         trajectory = have.get(key.id)
         if trajectory is None:
-            trajectory = await run_rollout(self.setting, writer=writer, key=key, task=task)
+            trajectory = await run_rollout(self.setting, writer=writer, key=key, task=task, segment=segment)
             await self.accept(trajectory)
         self.books.accepted(trajectory)
+        if segment is not None and self.segments is not None:
+            self.segments.ended(trajectory)
         return trajectory
 
 

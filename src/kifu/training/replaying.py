@@ -8,8 +8,10 @@ from typing import Any
 
 from kifu.envs import GuardedEnvironment, Task
 from kifu.envs.guard import Called
+from kifu.envs.segments import next_segment, read_state
 from kifu.errors import BoundaryError, KifuError
 from kifu.records import Replayed, RunReader, StopReason, ToolResult, Trajectory, Turn, Verdict
+from kifu.records.blobs import BlobStore
 from kifu.render import Message
 from kifu.rollout import tool_views
 from kifu.training.experiment import Loaded
@@ -17,12 +19,13 @@ from kifu.training.prepare import Prepared
 from kifu.training.run import reopen
 
 
-def replay_trajectory(trajectory: Trajectory, prepared: Prepared) -> Replayed:
+def replay_trajectory(trajectory: Trajectory, prepared: Prepared, *, states: BlobStore | None = None) -> Replayed:
     """Execute the actions of one record again and compare prompt, observations, rewards, digests and verdict.
 
     Args:
         trajectory: the record.
         prepared: the experiment it was made in.
+        states: the run's blobs, where a segment finds the state it was carried on from.
     """
     if not prepared.environment.capabilities.deterministic:
         return Replayed(why_not=f"environment `{trajectory.environment.id}` declares itself not deterministic")
@@ -32,6 +35,11 @@ def replay_trajectory(trajectory: Trajectory, prepared: Prepared) -> Replayed:
         return Replayed(why_not=f"its task cannot be made again: {error}")
     if task is None:
         return Replayed(why_not=f"the environment no longer makes task `{trajectory.task.id}` from its seed")
+    carried = None if trajectory.segment is None else trajectory.segment.carried_state
+    if trajectory.segment is not None and carried is not None:
+        if states is None or not states.has(carried):
+            return Replayed(why_not=f"the state it was carried on from, {carried[:12]}, is not kept")
+        task = next_segment(task, read_state(states.get(carried)), index=trajectory.segment.index)
     return Replayed(differences=tuple(asyncio.run(_replay(trajectory, task, prepared))))
 
 
@@ -58,7 +66,7 @@ def replay_run(
     items = reader.trajectories() if trajectory is None else iter([reader.find(trajectory)])
     found: dict[str, Replayed] = {}
     for item in items:
-        found[item.id] = replay_trajectory(item, prepared)
+        found[item.id] = replay_trajectory(item, prepared, states=BlobStore(folder.blobs))
         if progress is not None:
             progress(len(found))
     return found

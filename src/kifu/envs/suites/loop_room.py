@@ -12,7 +12,7 @@ from kifu.envs.spec import Capabilities, Reply, Snapshot, Task, ToolSpec
 from kifu.envs.tools import check_call
 from kifu.errors import ArgumentError, UsageError
 from kifu.policy import uniform
-from kifu.records import Json, ToolCall, Verdict
+from kifu.records import ToolCall, Verdict
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 ROOMS, DEPOT, TARGET = 8, 0, 4
@@ -43,7 +43,7 @@ class LoopRoom(Environment):
     """A parcel is taken in room 0 and delivered in room 4, again and again; a step slips with probability 0.1.
 
     An episode is a segment. The collector's cut is a truncation: the value of what follows is bootstrapped, and the
-    next segment starts from the carried state (see `next_segment`).
+    next segment starts from the carried state (see `kifu.envs.segments`).
     """
 
     id: ClassVar[str] = "loop_room"
@@ -146,20 +146,6 @@ def arrive(room: int, loaded: bool, action: str) -> tuple[int, bool, bool]:
 
 def _progress(room: int, loaded: bool) -> int:
     return (ROOMS - TARGET) + min(room, ROOMS - room) if loaded else TARGET - min(room, ROOMS - room)
-
-
-def next_segment(task: Task, state: Snapshot) -> Task:
-    """The task that goes on where a segment was cut.
-
-    Args:
-        task: of the segment that was cut.
-        state: its last snapshot.
-    """
-    if isinstance(state, bytes):
-        raise UsageError("loop_room: found a snapshot of bytes, expected JSON")
-    index = task.data.get("segment", 0)
-    data: dict[str, Json] = {"carried": state, "segment": (index if isinstance(index, int) else 0) + 1}
-    return replace(task, data=data)
 
 
 def transition_tables() -> tuple[Floats, Floats, Floats]:
