@@ -58,18 +58,20 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> object:
-    if name not in _TABLE:
-        raise AttributeError(f"module 'kifu' has no attribute {name!r}")
-    module, found = _TABLE[name].split(":")
-    try:
-        value: object = getattr(import_module(module), found)
-    except ModuleNotFoundError as missing:
-        raise ImportError(
-            f"kifu.{name} needs the package `{missing.name}`, which is not installed: pip install 'kifu[hf]'"
-        ) from missing
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # a type checker sees the imports above, and knows which names there are not
+
+    def __getattr__(name: str) -> object:
+        if name not in _TABLE:
+            raise AttributeError(f"module 'kifu' has no attribute {name!r}")
+        module, found = _TABLE[name].split(":")
+        try:
+            value: object = getattr(import_module(module), found)
+        except ModuleNotFoundError as missing:
+            raise ImportError(
+                f"kifu.{name} needs the package `{missing.name}`, which is not installed: pip install 'kifu[hf]'"
+            ) from missing
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

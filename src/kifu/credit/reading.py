@@ -63,7 +63,8 @@ def read_episode(trajectory: Trajectory, rules: RewardRules) -> Episode | Exclus
             "use an engine and algorithm with a critic, or exclude or terminal"
         )
     turns = trajectory.turns
-    rewards_K = np.array([sum(w * turn.rewards.get(c, 0.0) for c, w in rules.components.items()) for turn in turns])
+    paid = [sum(weight * turn.rewards.get(name, 0.0) for name, weight in rules.components.items()) for turn in turns]
+    rewards_K = np.array(paid, dtype=np.float64)
     rewards_K[-1] += trajectory.reward or 0.0
     durations_K = np.array([turn.duration for turn in turns], dtype=np.float64)
     if rules.shaping:

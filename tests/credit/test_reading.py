@@ -1,0 +1,57 @@
+"""A record read as rewards per turn: what is paid when, with its exact value."""
+
+import numpy as np
+import pytest
+
+from kifu.credit import Episode
+from kifu.credit.reading import RewardRules, read_episode
+from kifu.records import (
+    EnvironmentRef,
+    Origin,
+    Outcome,
+    Provenance,
+    RolloutKey,
+    Span,
+    StopReason,
+    Tape,
+    TaskRef,
+    Trajectory,
+    Turn,
+    Verdict,
+    as_ints,
+)
+
+
+def trajectory(score: float | None, components: tuple[dict[str, float], ...]) -> Trajectory:
+    count = len(components)
+    return Trajectory(
+        key=RolloutKey(seed=0, step=0, group=0, member=0),
+        task=TaskRef(id="t"),
+        environment=EnvironmentRef(id="e", version="1", seed=0),
+        provenance=Provenance(),
+        tapes=(Tape(spans=(Span(origin=Origin.PROMPT, turn=0, token_ids=as_ints(range(count + 1))),)),),
+        turns=tuple(Turn(index=at, start=at, stop=at + 1, rewards=paid) for at, paid in enumerate(components)),
+        outcome=Outcome(reason=StopReason.FAILURE),
+        verdict=Verdict(success=False, score=score),
+    )
+
+
+@pytest.mark.parametrize("score", [0.25, 0.999, -1.5, 1.0, 0.0])
+def test_a_partial_score_is_paid_in_full_at_the_last_turn(score: float) -> None:
+    episode = read_episode(trajectory(score, ({}, {})), RewardRules())
+    assert isinstance(episode, Episode)
+    assert episode.rewards_K.dtype == np.float64
+    assert episode.rewards_K.tolist() == [0.0, score]
+
+
+def test_a_component_is_paid_where_it_has_a_weight_and_only_there() -> None:
+    record = trajectory(0.5, ({"looked": 1.0, "noise": 7.0}, {"looked": 2.0}))
+    episode = read_episode(record, RewardRules(components={"looked": 0.25}))
+    assert isinstance(episode, Episode)
+    assert episode.rewards_K.tolist() == [0.25, 0.5 + 0.5]
+
+
+def test_without_a_score_success_counts_as_0_or_1() -> None:
+    episode = read_episode(trajectory(None, ({},)), RewardRules())
+    assert isinstance(episode, Episode)
+    assert episode.rewards_K.tolist() == [0.0]

@@ -1,0 +1,162 @@
+"""Training from Python: an environment in twenty lines, questions with a reward in ten, the same six layers."""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import ClassVar
+
+import pytest
+
+import kifu
+from kifu.errors import ExperimentError, UsageError
+from kifu.records import RunReader
+from kifu.training.prepare import prepare
+from kifu.training.simple import fill
+
+SOURCE = '''
+import kifu
+
+
+class Switch(kifu.Environment):
+    """A lamp and two buttons; the lamp says which one to press."""
+
+    vocabulary = ("dark", "bright", "done")
+
+    def reset(self, task: kifu.Task, seed: int) -> str:
+        """Set the lamp by the seed."""
+        self.bright = bool(seed % 2)
+        self.solved = False
+        return "bright" if self.bright else "dark"
+
+    @kifu.tool
+    def left(self) -> kifu.Reply:
+        """Press left."""
+        return self.press(False)
+
+    @kifu.tool
+    def right(self) -> kifu.Reply:
+        """Press right."""
+        return self.press(True)
+
+    def press(self, side: bool) -> kifu.Reply:
+        self.solved = side == self.bright
+        return kifu.Reply(text="done", stop=kifu.StopReason.SUCCESS if self.solved else kifu.StopReason.FAILURE)
+
+    def verify(self) -> kifu.Verdict:
+        """The button fits the lamp."""
+        return kifu.Verdict(success=self.solved)
+'''
+
+
+@pytest.fixture
+def switch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[kifu.Environment]]:
+    """A user's own environment in a module of theirs."""
+    (tmp_path / "switch_world.py").write_text(SOURCE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    module: ModuleType = __import__("switch_world")
+    yield module.Switch
+    del sys.modules["switch_world"]
+
+
+def test_a_bare_class_is_trained_evaluated_and_audited(switch: type[kifu.Environment], tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    result = kifu.train(switch, model="recurrent", algorithm="grpo", out=out, quiet=True, update={"steps": 6})
+    assert result.evaluations[-1].success.to_json()["mean"] == 1.0
+    found = kifu.evaluate(out, checkpoint="last", tasks=4)
+    assert (found.tasks, found.success.to_json()["mean"]) == (4, 1.0)
+    assert kifu.audit(out, replay=True).ok
+
+
+def test_what_a_class_does_not_declare_is_filled_and_frozen(switch: type[kifu.Environment]) -> None:
+    prepared = prepare(fill(switch, model="recurrent"))
+    layer = prepared.protocol.tables["environment"]
+    assert prepared.protocol.missing == ()
+    assert "Set the lamp by the seed." in layer["initial_states"]
+    assert "The button fits the lamp." in layer["success"]
+    assert "left()" in layer["action"]
+    assert "right()" in layer["action"]
+
+
+def test_a_fact_the_class_declares_is_kept(switch: type[kifu.Environment]) -> None:
+    class Declared(switch):  # type: ignore[misc, valid-type]
+        facts: ClassVar = {"hidden": "nothing at all"}
+
+    assert prepare(fill(Declared, model="recurrent")).protocol.tables["environment"]["hidden"] == "nothing at all"
+
+
+def test_a_field_is_overridden_by_its_path_too() -> None:
+    assert fill("key_door", model="recurrent", overrides={"update.steps": 3}).experiment.update.steps == 3
+
+
+def test_the_same_call_freezes_the_same_protocol(switch: type[kifu.Environment]) -> None:
+    one, two = (prepare(fill(switch, model="recurrent")).protocol.hash for _ in range(2))
+    other = prepare(fill(switch, model="recurrent", overrides={"credit": {"gamma": 0.9}})).protocol.hash
+    assert one == two != other
+
+
+def letters(answer: str, task: kifu.Task) -> float:
+    """A figure that nearly every text changes."""
+    return sum(map(ord, answer)) % 7 / 7
+
+
+def test_questions_with_a_reward_go_through_the_same_loop(tmp_path: Path) -> None:
+    lines = [{"prompt": f"Say the word number {number}."} for number in range(10)]
+    path = tmp_path / "questions.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    result = kifu.train(
+        tasks=path,
+        reward=letters,
+        model="tiny",
+        algorithm="grpo",
+        out=tmp_path / "run",
+        quiet=True,
+        update={"steps": 2, "prompts_per_step": 2, "group_size": 3},
+        policy={"decoding": {"max_new_tokens": 6}},
+    )
+
+    records = list(RunReader(tmp_path / "run").trajectories())
+    trained = [item for item in records if item.task.split == "train"]
+    assert len(trained) == 2 * 2 * 3
+    for item in trained:
+        assert item.reward == pytest.approx(letters(item.turns[0].text, kifu.Task(id="any")))
+    evaluated = {item.task.id for item in records if item.task.split == "held_out"}
+    assert len(evaluated) == 2  # a fifth of ten
+    assert evaluated.isdisjoint(item.task.id for item in trained)
+    assert result.version >= 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({}, "no environment"),
+        ({"environment": "key_door", "tasks": "questions.jsonl"}, "give one of them"),
+        ({"environment": "key_door", "reward": letters}, "a reward belongs to a file of questions"),
+        ({"tasks": "nowhere.jsonl"}, "no file"),
+    ],
+)
+def test_a_call_that_cannot_be_meant_is_refused(arguments: dict[str, object], says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        fill(**arguments)  # type: ignore[arg-type]
+
+
+def test_an_override_of_an_unknown_field_names_the_nearest() -> None:
+    with pytest.raises(ExperimentError, match="`steps`"):
+        fill("key_door", model="recurrent", overrides={"update.stepz": 3})
+
+
+def test_a_script_that_trains_while_it_is_loaded_for_its_class_is_told_why(
+    switch: type[kifu.Environment], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(switch, "__module__", "kifu_user_switch")
+    monkeypatch.setitem(sys.modules, "kifu_user_switch", sys.modules["switch_world"])
+    with pytest.raises(UsageError, match="__main__"):
+        kifu.train(switch, model="recurrent")
+
+
+def test_the_top_package_shows_its_public_names_and_no_others() -> None:
+    assert set(kifu.__all__) <= set(dir(kifu))
+    with pytest.raises(AttributeError, match="no attribute 'trian'"):
+        _ = kifu.trian  # type: ignore[attr-defined]
