@@ -1,6 +1,6 @@
 """How an engine is asked for and what it is: one sampler and one trainer over the same weights."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -77,6 +77,10 @@ class EngineSpec:
     """The engine's own settings, checked by it: an unknown name is an error."""
 
 
+def _nothing_to_close() -> None:
+    """For engines without threads."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
     """What ``build(spec)`` of every engine returns."""
@@ -88,6 +92,8 @@ class Engine:
     has_value: bool = False
     layout: Literal["tree", "rows"] = "rows"
     """How batches for the trainer are packed: merged by common prefix, or one row per sequence."""
+    close: Callable[[], None] = _nothing_to_close
+    """Ends threads and frees what the engine holds; nobody uses it after."""
     bitmaps: dict[str, bytes] = field(default_factory=dict)
     """Packed bitmaps of supports by digest: the sampler adds, the trainer reads, the run keeps them."""
     facts: Mapping[str, str] = field(default_factory=dict)

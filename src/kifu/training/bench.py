@@ -1,7 +1,7 @@
 """Everything of a run that is alive: engine, collectors, weights, and what the record already holds."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from kifu.engines import build_engine
@@ -13,7 +13,6 @@ from kifu.records import Purpose, Trajectory
 from kifu.records.blobs import BlobStore
 from kifu.records.store import RunStore
 from kifu.records.weights import WeightStore
-from kifu.rollout import Script
 from kifu.training.books import Books
 from kifu.training.collect import Collector
 from kifu.training.layers import Experiment
@@ -95,18 +94,13 @@ class Bench:
         """What the record already held for a step (or an evaluation of a version) when the run was opened."""
         return self._recorded.get(step, {})
 
-    def demonstrate(self, noise: float) -> Callable[[Task, int], Script]:
-        """The environment's demonstrator."""
-        return self.prepared.demonstrator(noise)
-
     def demonstration(self, index: int) -> Task:
         """The ``index``-th task that is demonstrated in a warm start; prompts take theirs from before these."""
         return demonstration_task(self.prepared.environment, _PROMPT_EXAMPLES + self.seed * _PER_RUN + index)
 
     def bring_up(self, stage: Stage, *, initial: Weights | None) -> Engine:
         """Make the engine of a stage; the one before is let go first."""
-        if hasattr(self, "engine"):
-            del self.engine, self.collector, self.evaluator
+        self.let_go()
         name = self.experiment.policy.engine
         self.engine = build_engine(name, self.prepared.engine_spec(stage, seed=self.seed, initial=initial))
         tasks = self.prepared.task_source(self.seed)
@@ -122,6 +116,12 @@ class Bench:
         )
         self.evaluator = replace(self.collector, setting=self.prepared.evaluation_setting(), books=Books())
         return self.engine
+
+    def let_go(self) -> None:
+        """End the engine and free what it holds, if there is one."""
+        if hasattr(self, "engine"):
+            self.engine.close()
+            del self.engine, self.collector, self.evaluator
 
     async def _accept(self, trajectory: Trajectory) -> None:
         for digest in _masks(trajectory):

@@ -212,6 +212,7 @@ def _finish(bench: Bench, *, store: RunStore, plans: PlanLog, observer: Observer
         with suppress(StorageError, OSError):  # what stopped the run is more telling than a full disk now
             heads = {"head": store.head, "plan_head": plans.head, "versions_head": bench.versions_head}
             bench.folder.write_facts(_closing_facts(bench, heads=heads, observer=observer, status=status))
+        bench.let_go()
     return Result(
         folder=bench.folder.root,
         steps=loop.progress.step,

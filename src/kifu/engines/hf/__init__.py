@@ -55,6 +55,7 @@ def build(spec: EngineSpec) -> Engine:
         reproducible=sampler.reproducible,
         layout="tree" if trainer.tree_exact else "rows",
         bitmaps=sampler.bitmaps,
+        close=sampler.close,
         facts={
             "model": type(model.whole).__name__,
             "parameters": str(sum(parameter.numel() for parameter in model.parameters().values())),
