@@ -2,6 +2,7 @@
 
 import random
 import time
+from dataclasses import replace
 
 from kifu.envs import Reply, Task
 from kifu.envs.suites.key_door import KeyDoor
@@ -48,3 +49,9 @@ class SlowKeyDoorText(KeyDoorText):
         found = super().step(call)
         assert isinstance(found, Reply)
         return found
+
+    def verify(self) -> Verdict:
+        """Pay whatever ends after an even number of turns: a policy that knows nothing finds signal."""
+        _dawdle()
+        found = super().verify()
+        return replace(found, success=self.room.turns % 2 == 0)

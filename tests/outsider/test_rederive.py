@@ -1,0 +1,291 @@
+"""A run is derived again by a script that knows only docs/record.md; a forged log is told by what it forged."""
+
+import ast
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from kifu.records.audit import audit_run
+from kifu.training.experiment import load_experiment
+from kifu.training.run import train
+
+Json = dict[str, Any]
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+SCRIPT = HERE / "rederive.py"
+ALLOWED = {"numpy", "pyarrow", "torch", "transformers", "zstandard"}
+RUNS: dict[str, tuple[str, list[str]]] = {
+    "a critic": (
+        "key_door.toml",
+        ["update.steps=4", "update.prompts_per_step=6", "machine.max_nodes=32", "policy.hidden=16"],
+    ),
+    "passes over whitened advantages": (
+        "key_door.toml",
+        [
+            "update.steps=2",
+            "update.prompts_per_step=6",
+            "policy.hidden=16",
+            "credit.algorithm=ppo",
+            "credit.options.epochs=3",
+            "update.optimizer.weight_decay=0.1",
+            "policy.decoding.temperature=0.7",
+            "credit.components.clue=0.25",
+        ],
+    ),
+    "potentials": (
+        "key_door.toml",
+        [
+            "update.steps=2",
+            "update.prompts_per_step=4",
+            "policy.kind=gru",
+            "policy.hidden=16",
+            "credit.shaping.type=potential",
+            "environment.collector_limits.turns=3",
+            "update.optimizer.warmup_steps=3",
+        ],
+    ),
+    "groups": (
+        "key_door_text.toml",
+        [
+            f"environment.name='{ROOT / 'tests' / 'training' / 'slow_world.py'}:SlowKeyDoorText'",
+            "policy.model=tiny",
+            "update.steps=3",
+            "update.prompts_per_step=2",
+            "update.group_size=4",
+            "machine.sampler_dtype=float32",
+            "machine.trainer_dtype=float32",
+            "environment.on_truncation=terminal",
+            "environment.failure_rate_limit=1.0",
+        ],
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def run_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A finished run of each kind; read only."""
+    made: dict[str, Path] = {}
+
+    def get(name: str) -> Path:
+        if name not in made:
+            recipe, overrides = RUNS[name]
+            made[name] = tmp_path_factory.mktemp("runs") / "run"
+            common = ["machine.threads=1", "evaluation.tasks=2"]
+            loaded = load_experiment(ROOT / "recipes" / recipe, profile="check", overrides=[*common, *overrides])
+            train(loaded, out=made[name], quiet=True)
+        return made[name]
+
+    return get
+
+
+def derive(run: Path) -> tuple[int, Json]:
+    """What the script says, as an outsider would run it: in a process where kifu cannot be imported."""
+    barred = "import sys, runpy; sys.modules['kifu'] = None; runpy.run_path(sys.argv[1], run_name='__main__')"
+    done = subprocess.run(
+        [sys.executable, "-c", barred.replace("sys.argv[1]", repr(str(SCRIPT))), str(run)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+    )
+    assert done.stdout, done.stderr
+    return done.returncode, json.loads(done.stdout)
+
+
+def test_the_script_imports_nothing_of_kifu() -> None:
+    names = set()
+    for node in ast.walk(ast.parse(SCRIPT.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {item.name.partition(".")[0] for item in node.names}
+        if isinstance(node, ast.ImportFrom):
+            names.add(str(node.module).partition(".")[0])
+    assert names - set(sys.stdlib_module_names) <= ALLOWED
+
+
+@pytest.mark.parametrize("name", ["a critic", "passes over whitened advantages", "potentials"])
+def test_every_version_of_a_recurrent_run_is_derived_bit_for_bit(run_of: Callable[[str], Path], name: str) -> None:
+    code, found = derive(run_of(name))
+
+    assert found["problems"] == []
+    assert (code, found["max_weight_difference"]) == (0, 0.0)
+    assert found["equal_digests"] == found["versions"] >= 2
+    assert found["max_logprob_error"] < 1e-6
+
+
+def test_every_step_of_a_language_model_is_derived_to_a_millionth(run_of: Callable[[str], Path]) -> None:
+    code, found = derive(run_of("groups"))
+
+    assert found["problems"] == []
+    assert (code, found["versions"] >= 1) == (0, True)
+    assert found["max_weight_difference"] <= 1e-6
+    assert found["max_logprob_error"] <= 1e-4
+
+
+class Forger:
+    """Changes a log and every digest above what was changed."""
+
+    def __init__(self, run: Path, folder: Path) -> None:
+        self.run = Path(shutil.copytree(run, folder / "forged"))
+        self.plan = [json.loads(line) for line in (self.run / "plan.jsonl").read_text().splitlines()]
+
+    def trained(self, step: int = 1) -> str:
+        """A trajectory of a step."""
+        line = next(line for line in self.plan if line["step"] == step)
+        return str(line["rows"][1]["trajectory"])
+
+    def record(self, name: str, change: Callable[[Json], None]) -> None:
+        """Change one record."""
+        digests, heads = {}, {}
+        manifest = [json.loads(line) for line in (self.run / "records" / "manifest.jsonl").read_text().splitlines()]
+        for line in manifest:
+            path = self.run / "records" / line["part"]
+            table = pq.ParquetFile(path).read()
+            rows = table.to_pylist()
+            excluded = json.loads(table.schema.metadata[b"kifu_excluded"])
+            for row in rows:
+                if row["trajectory_id"] == name:
+                    change(row)
+                    digests[name] = row["content_digest"] = _digest(_without(row, excluded))
+            if name in {row["trajectory_id"] for row in rows}:
+                pq.write_table(pa.Table.from_pylist(rows, schema=table.schema), path)
+            line["bytes"], line["sha256"] = path.stat().st_size, hashlib.sha256(path.read_bytes()).hexdigest()
+            line["content"] = hashlib.sha256("\n".join(row["content_digest"] for row in rows).encode()).hexdigest()
+        for line in manifest:
+            line["was"] = line["digest"]
+        new = _chained([{key: value for key, value in line.items() if key != "was"} for line in manifest])
+        heads = {line["was"]: fresh["digest"] for line, fresh in zip(manifest, new, strict=True)}
+        _write(self.run / "records" / "manifest.jsonl", new)
+        for line in self.plan:
+            line["head"] = heads.get(line["head"], line["head"])
+            for row in line["rows"]:
+                row["digest"] = digests[name] if row["trajectory"] == name else row["digest"]
+        facts = json.loads((self.run / "run.json").read_text())
+        facts["head"] = heads.get(facts["head"], facts["head"])
+        (self.run / "run.json").write_text(json.dumps(facts))
+
+    def row(self, name: str) -> Json:
+        """The plan's first row of a trajectory."""
+        return next(row for line in self.plan for row in line["rows"] if row["trajectory"] == name)
+
+    def close(self) -> Path:
+        """Write the plan and forget the checkpoints, which note its old head."""
+        _write(self.run / "plan.jsonl", _chained(self.plan))
+        shutil.rmtree(self.run / "checkpoints")
+        (self.run / "checkpoints").mkdir()
+        return self.run
+
+
+def _digest(value: object) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def _without(value: Any, paths: list[str]) -> Any:  # noqa: ANN401 (a JSON tree)
+    if isinstance(value, list):
+        return [_without(item, paths) for item in value]
+    if not isinstance(value, dict):
+        return value
+    below = {name: [path[len(name) + 1 :] for path in paths if path.startswith(f"{name}.")] for name in value}
+    return {name: _without(item, below[name]) for name, item in value.items() if name not in paths}
+
+
+def _chained(lines: list[Json]) -> list[Json]:
+    head, found = "0" * 64, []
+    for line in lines:
+        fresh = {**{key: value for key, value in line.items() if key != "digest"}, "previous": head}
+        head = _digest(fresh)
+        found.append({**fresh, "digest": head})
+    return found
+
+
+def _write(path: Path, lines: list[Json]) -> None:
+    path.write_text("".join(json.dumps(line, sort_keys=True, separators=(",", ":")) + "\n" for line in lines))
+
+
+def told(run: Path, name: str) -> set[str]:
+    """Kinds of problems the script names about a trajectory."""
+    code, found = derive(run)
+    assert code == 1
+    return {problem.split(f"{name}: ")[1].partition(":")[0] for problem in found["problems"] if f"{name}: " in problem}
+
+
+class TestForgeries:
+    def test_a_reward(self, run_of: Callable[[str], Path], tmp_path: Path) -> None:
+        forger = Forger(run_of("a critic"), tmp_path)
+        name = forger.trained()
+
+        def pay(row: Json) -> None:
+            row["verdict"]["score"] = 0.75
+
+        forger.record(name, pay)
+        forger.row(name)["reward"] = 0.75
+
+        run = forger.close()
+        assert audit_run(run).problems == (), "nothing but deriving it again can tell"
+        assert told(run, name) == {"advantage"}
+
+    def test_a_reward_in_the_plan_alone(self, run_of: Callable[[str], Path], tmp_path: Path) -> None:
+        forger = Forger(run_of("a critic"), tmp_path)
+        name = forger.trained()
+        forger.row(name)["reward"] = 0.75
+
+        assert told(forger.close(), name) == {"reward"}
+
+    def test_a_mask(self, run_of: Callable[[str], Path], tmp_path: Path) -> None:
+        forger = Forger(run_of("a critic"), tmp_path)
+        name = forger.trained()
+
+        def disown(row: Json) -> None:
+            span = next(span for span in row["tapes"][0]["spans"] if span["origin"] == "policy")
+            span.update(origin="controller", logprobs=None, policy_version=None, sampling=None, supports=None)
+
+        forger.record(name, disown)
+
+        assert "mask" in told(forger.close(), name)
+
+    def test_a_logprob(self, run_of: Callable[[str], Path], tmp_path: Path) -> None:
+        forger = Forger(run_of("a critic"), tmp_path)
+        name = forger.trained()
+
+        def shift(row: Json) -> None:
+            span = next(span for span in row["tapes"][0]["spans"] if span["origin"] == "policy")
+            span["logprobs"][0] = float(np.float32(span["logprobs"][0] - 0.001))
+
+        forger.record(name, shift)
+
+        run = forger.close()
+        assert audit_run(run).problems == (), "nothing but deriving it again can tell"
+        assert told(run, name) == {"logprob"}
+
+    def test_an_advantage(self, run_of: Callable[[str], Path], tmp_path: Path) -> None:
+        forger = Forger(run_of("a critic"), tmp_path)
+        name = forger.trained()
+        forger.row(name)["runs"][0][3] += 0.001
+
+        run = forger.close()
+        assert audit_run(run).problems == (), "nothing but deriving it again can tell"
+        assert told(run, name) == {"advantage"}
+
+    def test_a_version(self, run_of: Callable[[str], Path], tmp_path: Path) -> None:
+        """A step that was trained on other weights of tokens than the plan says."""
+        forger = Forger(run_of("groups"), tmp_path)
+        line = next(line for line in forger.plan if line["rows"])
+        for row in line["rows"]:
+            for run in row["runs"]:
+                run[3] = -run[3]
+
+        code, found = derive(forger.close())
+
+        assert code == 1
+        assert any(problem.startswith("version 1: weights:") for problem in found["problems"])
