@@ -188,6 +188,15 @@ class TestOverrides:
     def test_the_last_one_counts(self) -> None:
         assert self.load("update.steps=7", "update.steps=8").update.steps == 8
 
+    def test_another_algorithm_leaves_the_options_of_the_old_one_behind(self) -> None:
+        credit = {"algorithm": "ppo", "options": {"epochs": 2}, "gamma": 0.5}
+
+        same = self.load("credit.algorithm=ppo", credit=credit).credit
+        other = self.load("credit.algorithm=grpo", "credit.options.clip_low=0.1", credit=credit).credit
+
+        assert (same.options, same.gamma) == ({"epochs": 2}, 0.5)
+        assert (other.options, other.gamma) == ({"clip_low": 0.1}, 0.5)
+
     @pytest.mark.parametrize("text", ["update.steps", "=3", "up date.steps=3", "update..steps=3"])
     def test_anything_but_path_and_value_is_refused(self, text: str) -> None:
         with pytest.raises(ExperimentError, match=r"--set .*: expected path.to.field=value"):

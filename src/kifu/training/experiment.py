@@ -100,8 +100,13 @@ def parse_experiment(
 
 
 def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> Table:
-    """Lay ``above`` over ``below``, table by table; a table with another ``type`` or ``engine`` replaces the old."""
+    """Lay ``above`` over ``below``, table by table.
+
+    A table with another ``type`` or ``engine`` replaces the old; another ``algorithm`` leaves its old options behind.
+    """
     merged = dict(below)
+    if "algorithm" in below and above.get("algorithm", below["algorithm"]) != below["algorithm"]:
+        merged.pop("options", None)
     for key, value in above.items():
         old = merged.get(key)
         if isinstance(old, dict) and isinstance(value, dict) and not _is_another_choice(old, value):

@@ -121,7 +121,7 @@ class RecurrentPolicy(Layer):
     engine: Literal["recurrent"] = "recurrent"
     kind: Literal["gru", "feedforward"] = "gru"
     """``feedforward`` sees only the last observation: the control without memory."""
-    hidden: int = Field(default=64, ge=1)
+    hidden: int = Field(default=64, ge=16, multiple_of=16)
     start: str | None = Field(default=None, alias="from")
     decoding: Decoding = Decoding(grammar="tools", max_new_tokens=1)
 

@@ -135,6 +135,8 @@ def prepare(loaded: Loaded) -> Prepared:
     stages = _stages(experiment)
     for stage in stages:
         _check_stage(stage, experiment)
+        if stage.demonstrations is not None:  # asked now, so that nothing was written when there is none
+            _script(environment, demonstration_task(environment, 0), seed=0, noise=0.0)
     model = _model(loaded)
     tools = _tool_names(environment, experiment.environment.options)
     renderer = _renderer(experiment, environment, tools=tools, model=model)
@@ -382,16 +384,17 @@ def _examples(environment: type[Environment], count: int, dialect: Dialect) -> t
 
 
 def _script(environment: type[Environment], task: Task, *, seed: int, noise: float) -> Script:
-    demonstrate = getattr(environment, "demonstrate", None)
-    if demonstrate is None:
+    try:
+        calls = environment.demonstrate(task, seed=seed, noise=noise)
+    except NotImplementedError as missing:
         raise ExperimentError(
             f"environment `{environment.__name__}` has no demonstrator; define `demonstrate(task, *, seed, noise)`, "
             "or do without examples and warm start"
-        )
-    calls = demonstrate(task, seed=seed, noise=noise)
-    if not all(isinstance(call, ToolCall) for call in calls):
+        ) from missing
+    shown = tuple(call for call in calls if isinstance(call, ToolCall))
+    if len(shown) != len(calls):
         raise ExperimentError(f"the demonstrator of `{environment.__name__}` answers in text; only calls can be shown")
-    return Script(calls=tuple(calls))
+    return Script(calls=shown)
 
 
 def _versions() -> dict[str, str]:
