@@ -15,6 +15,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 @app.command()
 @guarded
 def algorithms(
+    *,
     name: Annotated[str | None, typer.Argument(help="One method; all are listed by default.")] = None,
     compare: Annotated[
         tuple[str, str] | None, typer.Option(metavar="A B", help="Fields of the cards in which two methods differ.")

@@ -16,6 +16,7 @@ _SHOWN = 20
 @app.command()
 @guarded
 def audit(
+    *,
     run: Annotated[Path, typer.Argument(help="A run folder nobody is writing.")],
     scores: Annotated[bool, typer.Option(help="Recompute every turn's logprobs from the kept versions.")] = True,
     replay: Annotated[bool, typer.Option("--replay", help="Also execute every record's actions again.")] = False,

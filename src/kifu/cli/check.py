@@ -16,6 +16,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 @app.command()
 @guarded
 def check(
+    *,
     file: Annotated[Path | None, typer.Argument(help="An experiment, TOML.")] = None,
     profile: Annotated[str | None, typer.Option(help="A table under [profiles].")] = None,
     sets: Annotated[list[str] | None, typer.Option("--set", help="path.to.field=value; may be repeated.")] = None,

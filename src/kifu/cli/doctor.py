@@ -20,7 +20,7 @@ _PACKAGES = ("torch", "transformers", "tokenizers", "peft", "numpy", "pyarrow")
 
 @app.command()
 @guarded
-def doctor(as_json: AsJson = False) -> None:
+def doctor(*, as_json: AsJson = False) -> None:
     """Say what this machine offers and how kifu would use it."""
     found = facts()
     if as_json:

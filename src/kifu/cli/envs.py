@@ -34,7 +34,7 @@ _QUESTIONS = (
 
 @app.command("list")
 @guarded
-def listed(as_json: AsJson = False) -> None:
+def listed(*, as_json: AsJson = False) -> None:
     """Built-in environments."""
     found = [
         {
@@ -58,6 +58,7 @@ def listed(as_json: AsJson = False) -> None:
 @app.command()
 @guarded
 def card(
+    *,
     name: Annotated[str, typer.Argument(help="A built-in name, module:Class, file.py:Class or tasks.jsonl@REWARD.")],
     split: Annotated[str, typer.Option(help="Whose tasks are played.")] = "train",
     tasks: Annotated[int, typer.Option(min=1, help="How many are played.")] = 32,

@@ -23,6 +23,7 @@ def _first(problem: str) -> str:
 @app.command()
 @guarded
 def check(
+    *,
     name: Annotated[str, typer.Argument(help="A built-in name, module:Class, file.py:Class or tasks.jsonl@REWARD.")],
     as_json: AsJson = False,
 ) -> None:

@@ -17,6 +17,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 @app.command("eval")
 @guarded
 def evaluate(
+    *,
     run: Annotated[Path, typer.Argument(help="A run folder.")],
     checkpoint: Annotated[str, typer.Option(help="Number of a kept version, first or last.")] = "last",
     split: Annotated[

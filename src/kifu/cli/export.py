@@ -16,6 +16,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 @app.command()
 @guarded
 def export(
+    *,
     run: Annotated[Path, typer.Argument(help="A run folder.")],
     target: Annotated[Path, typer.Argument(help="Folder (hf, atif) or file (messages) to write.")],
     to: Annotated[Literal["hf", "atif", "messages"], typer.Option(help="Weights for transformers, or records.")],

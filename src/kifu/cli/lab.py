@@ -40,6 +40,7 @@ def _numbers(text: str, what: str) -> list[float]:
 @app.command()
 @guarded
 def corridor(
+    *,
     episodes: Annotated[int, typer.Option(help="Episodes of the estimate.")] = 1000,
     seed: Annotated[int, typer.Option(min=0, help="Of the estimate.")] = 7,
     max_steps: Annotated[int, typer.Option(help="Steps after which an episode is cut.")] = 20,
@@ -62,6 +63,7 @@ def corridor(
 @app.command()
 @guarded
 def softmax(
+    *,
     logits: Annotated[str, typer.Option(help="Numbers separated by commas.")],
     temperature: Annotated[float, typer.Option(help="Divides the logits.")] = 1.0,
     as_json: AsJson = False,
@@ -78,6 +80,7 @@ def softmax(
 @app.command("return")
 @guarded
 def returns(
+    *,
     rewards: Annotated[str, typer.Option(help="Numbers separated by commas.")],
     gamma: Annotated[float, typer.Option(help="Discount in [0, 1].")],
     as_json: AsJson = False,
@@ -90,6 +93,7 @@ def returns(
 @app.command()
 @guarded
 def groups(
+    *,
     p: Annotated[float, typer.Option(help="Probability that one attempt succeeds.")],
     size: Annotated[int, typer.Option(help="Attempts in a group.")],
     as_json: AsJson = False,

@@ -45,7 +45,7 @@ def _describe(model: ModelFolder, *, as_json: bool) -> None:
 
 @app.command("list")
 @guarded
-def listed(as_json: AsJson = False) -> None:
+def listed(*, as_json: AsJson = False) -> None:
     """Models in the cache."""
     folder = cache_root() / "models"
     found = []
@@ -71,6 +71,7 @@ def listed(as_json: AsJson = False) -> None:
 @app.command()
 @guarded
 def pull(
+    *,
     name: Annotated[str, typer.Argument(help="A name such as smollm2-135m, a hub id, or a path.")],
     as_json: AsJson = False,
 ) -> None:
@@ -83,7 +84,7 @@ def pull(
 @app.command()
 @guarded
 def show(
-    name: Annotated[str, typer.Argument(help="A name in the cache, or a folder.")], as_json: AsJson = False
+    *, name: Annotated[str, typer.Argument(help="A name in the cache, or a folder.")], as_json: AsJson = False
 ) -> None:
     """Describe a model that is here, with its digests."""
     cached = cache_root() / "models" / name.replace("/", "--")

@@ -15,6 +15,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 @app.command()
 @guarded
 def replay(
+    *,
     run: Annotated[Path, typer.Argument(help="A run folder.")],
     trajectory: Annotated[str | None, typer.Argument(help="Id of one record; all of them by default.")] = None,
     as_json: AsJson = False,

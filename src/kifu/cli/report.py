@@ -14,6 +14,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 @app.command()
 @guarded
 def report(
+    *,
     run: Annotated[Path, typer.Argument(help="A run folder; it may be written meanwhile.")],
     out: Annotated[Path | None, typer.Option(help="The page; RUN/report.html by default.")] = None,
     transcripts: Annotated[int, typer.Option(min=0, help="How many transcripts to put in.")] = 12,

@@ -31,6 +31,7 @@ STYLES: Mapping[Origin, str] = {
 @app.command()
 @guarded
 def show(
+    *,
     run: Annotated[Path, typer.Argument(help="A run folder; it may be written meanwhile.")],
     trajectory: Annotated[str | None, typer.Argument(help="Id of one record; all are listed by default.")] = None,
     limit: Annotated[int, typer.Option(min=1, help="Records to list, the newest.")] = 40,

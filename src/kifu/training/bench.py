@@ -156,11 +156,6 @@ class Bench:
             )
         return digest
 
-    @property
-    def versions_head(self) -> str:
-        """Digest of the last line about weights."""
-        return self._weights.head
-
     def start(self) -> Weights | None:
         """The last version of the run that ``policy.from`` names, as version 0 of this one; None without one.
 

@@ -14,12 +14,12 @@ import tomlkit
 from kifu.errors import AlteredError, ExperimentError, KifuError, StorageError
 from kifu.evaluation import EvaluationSummary
 from kifu.monitor import RunFolder, write_atomic
-from kifu.records import Trajectory
+from kifu.records import Trajectory, read_chain
 from kifu.records.ledger import Ledger
 from kifu.records.plan import PlanLine, PlanLog, read_plan
 from kifu.records.reader import RunReader
 from kifu.records.store import RunStore
-from kifu.records.weights import WeightStore
+from kifu.records.weights import VERSIONS, WeightStore
 from kifu.render import SymbolRenderer
 from kifu.training.bench import Bench, relevant
 from kifu.training.checkpoint import Mark, list_checkpoints, load_checkpoint
@@ -210,7 +210,8 @@ def _finish(bench: Bench, *, store: RunStore, plans: PlanLog, observer: Observer
         raise
     finally:
         with suppress(StorageError, OSError):  # what stopped the run is more telling than a full disk now
-            heads = {"head": store.head, "plan_head": plans.head, "versions_head": bench.versions_head}
+            versions = read_chain(bench.folder.weights / VERSIONS).head
+            heads = {"head": store.head, "plan_head": plans.head, "versions_head": versions}
             bench.folder.write_facts(_closing_facts(bench, heads=heads, observer=observer, status=status))
         bench.let_go()
     return Result(

@@ -162,7 +162,7 @@ def _import_name(item: Any) -> str:  # noqa: ANN401 (a class or function)
     module = item.__module__
     script = getattr(sys.modules.get("__main__"), "__file__", None)
     if module == "__main__" and script is not None:
-        return f"{Path(script).resolve()}:{item.__qualname__}"
+        return f"{Path(str(script)).resolve()}:{item.__qualname__}"
     return f"{module}:{item.__qualname__}"
 
 
