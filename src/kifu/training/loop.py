@@ -183,7 +183,7 @@ class Loop:
                 traces=stage.demonstrations.traces_per_step,
                 first=stage.demonstrations.traces_per_step * (step - stage.first),
                 task_at=self._bench.demonstration,
-                demonstrate=self._bench.demonstrate(stage.demonstrations.noise),
+                demonstrate=self._bench.prepared.demonstrator(stage.demonstrations.noise),
                 have=have,
             )
         update = self._bench.experiment.update
