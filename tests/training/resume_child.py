@@ -5,6 +5,7 @@ The child starts the run, or goes on with it where the folder already holds one.
 """
 
 import functools
+import importlib
 import os
 import sys
 import traceback
@@ -14,6 +15,7 @@ from typing import Any
 
 import torch
 
+from kifu.errors import InterruptedRun
 from kifu.records.rows import to_table
 from kifu.records.store import RunStore
 from kifu.records.weights import WeightStore
@@ -39,6 +41,9 @@ def main(recipe: str, *overrides: str) -> None:
     torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))])
     to_table([]).to_pylist()
     loaded = load_experiment(Path(recipe), profile="check", overrides=overrides)
+    if loaded.experiment.policy.engine == "hf":
+        importlib.import_module("kifu.engines.hf")
+        importlib.import_module("transformers.models.llama.modeling_llama")
     for line in sys.stdin:
         folder, crash_at, phases = line.rstrip("\n").split("\t")
         child = os.fork()
@@ -54,6 +59,8 @@ def main(recipe: str, *overrides: str) -> None:
                     resume(Path(folder), quiet=True)
                 else:
                     train(loaded, out=Path(folder), quiet=True)
+            except InterruptedRun as stopped:
+                os._exit(stopped.exit_code)
             except BaseException:
                 traceback.print_exc()
                 os._exit(1)

@@ -37,6 +37,8 @@ SMALL = (
     "machine.threads=1",
 )
 
+PHASES = {"collect", "update", "publish", "seal", "checkpoint"}
+
 Ending = tuple[list[tuple[str, str]], list[tuple[int, str]], list[object]]
 
 
@@ -46,7 +48,9 @@ class Killer:
 
     server: "subprocess.Popen[str]"
 
-    def run(self, folder: Path, *, crash_at: str = "", after_s: float | None = None) -> tuple[int, str]:
+    def run(
+        self, folder: Path, *, crash_at: str = "", after_s: float | None = None, stop_in: str = ""
+    ) -> tuple[int, str]:
         """Exit code of one process, and the last phase it was in."""
         assert self.server.stdin is not None
         assert self.server.stdout is not None
@@ -59,6 +63,10 @@ class Killer:
             time.sleep(after_s)
             with suppress(ProcessLookupError):
                 os.kill(child, signal.SIGKILL)
+        if stop_in:
+            while not phases.exists() or phases.read_text().split().count(stop_in) < 2:
+                time.sleep(0.01)
+            os.kill(child, signal.SIGINT)
         code = int(self.server.stdout.readline())
         told = phases.read_text().split() if phases.exists() else []
         return code, told[-1] if told else "start"
@@ -120,7 +128,15 @@ def kill_at_times(killer: Killer, root: Path, expected: Ending, *, kills: int, w
     return hit
 
 
-def check_resume(root: Path, *, recipe: str, overrides: Sequence[str], points: dict[str, int], kills: int) -> None:
+def check_resume(
+    root: Path,
+    *,
+    recipe: str,
+    overrides: Sequence[str],
+    points: dict[str, int],
+    kills: int,
+    phases: frozenset[str] = frozenset(),
+) -> None:
     """The whole procedure on one experiment."""
     with serving(recipe, overrides) as killer:
         assert killer.run(root / "warm-up")[0] == 0
@@ -131,7 +147,7 @@ def check_resume(root: Path, *, recipe: str, overrides: Sequence[str], points: d
         assert ending(root / "warm-up") == expected, "two runs of one seed are the same run"
         hit = kill_at_points(killer, root, expected, points)
         hit |= kill_at_times(killer, root, expected, kills=kills, whole_s=whole_s)
-    assert hit >= {"collect", "update", "publish", "seal", "checkpoint"}, f"phases hit: {sorted(hit)}"
+    assert hit >= phases, f"phases hit: {sorted(hit)}"
 
 
 def recurrent() -> list[str]:
@@ -140,7 +156,61 @@ def recurrent() -> list[str]:
 
 
 def test_a_run_killed_at_every_point_and_at_random_ends_the_same(tmp_path: Path) -> None:
-    check_resume(tmp_path, recipe="key_door.toml", overrides=recurrent(), points=POINTS, kills=6)
+    check_resume(
+        tmp_path, recipe="key_door.toml", overrides=recurrent(), points=POINTS, kills=6, phases=frozenset(PHASES)
+    )
+
+
+def test_a_language_models_run_ends_the_same(tmp_path: Path) -> None:
+    overrides = [
+        f"environment.name='{HERE / 'slow_world.py'}:SlowKeyDoorText'",
+        "environment.on_truncation=terminal",
+        "policy.model=tiny",
+        "update.steps=4",
+        "update.group_size=3",
+        "machine.sampler_dtype=float32",
+        "machine.trainer_dtype=float32",
+        *SMALL[2:],
+        "update.prompts_per_step=2",
+        "evaluation.tasks=2",
+    ]
+    points = {"wal.after_fsync": 9, "plan.after_line": 3, "version.after_rename": 3, "checkpoint.before_rename": 1}
+    check_resume(tmp_path, recipe="key_door_text.toml", overrides=overrides, points=points, kills=1)
+
+
+def test_a_run_with_a_warm_start_ends_the_same(tmp_path: Path) -> None:
+    """Killed in either stage and between the two."""
+    warm = (
+        'update.warm_start={ type = "demonstrations", steps = 2, traces_per_step = 4, noise = 0.3, '
+        'optimizer = { type = "adamw", learning_rate = 3e-3 } }'
+    )
+    overrides = [warm, "update.steps=3", "policy.hidden=16", *SMALL]
+    points = {"plan.after_line": 2, "checkpoint.after_rename": 1, "versions.after_line": 5}
+    check_resume(tmp_path, recipe="key_door.toml", overrides=overrides, points=points, kills=1)
+
+
+def test_an_asynchronous_run_ends_with_every_rollout_in_one_bucket(tmp_path: Path) -> None:
+    """Which rollouts a later step takes is not promised; that nothing is lost or counted twice is."""
+    with serving("key_door.toml", [*recurrent(), "update.max_age=2"]) as killer:
+        for point in ("wal.after_fsync#9", "plan.after_line#4", "checkpoint.after_rename"):
+            folder = tmp_path / point
+            assert killer.run(folder, crash_at=point)[0] == -signal.SIGKILL
+            killer.run(folder, crash_at="plan.after_line#2")
+            records, versions, ledgers = finish(killer, folder)
+            assert len(records) == len({name for name, _ in records}) == 24 + 9
+            assert [number for number, _ in versions] == list(range(7))
+            assert len(ledgers) == 6
+
+
+@pytest.mark.parametrize("phase", ["collect", "update"])
+def test_a_run_stopped_by_its_user_ends_the_same(tmp_path: Path, phase: str) -> None:
+    with serving("key_door.toml", recurrent()) as killer:
+        assert killer.run(tmp_path / "untouched")[0] == 0
+        code, _ = killer.run(tmp_path / "stopped", stop_in=phase)
+        facts = json.loads((tmp_path / "stopped" / "run.json").read_text())
+        assert (code, facts["status"]) == (130, "interrupted")
+        assert audit_run(tmp_path / "stopped").problems == ()
+        assert finish(killer, tmp_path / "stopped") == ending(tmp_path / "untouched")
 
 
 @pytest.mark.slow
