@@ -98,7 +98,7 @@ class Collector:
         async def one(index: int) -> Group:
             task = task_at(first + index)
             key = RolloutKey(seed=self.seed, step=step, group=index, member=0, purpose=Purpose.DEMONSTRATION)
-            found = await self._run(key, task, writer=demonstrate(task, self.seed), have=have)
+            found = await self._run(key, task, writer=demonstrate(task, task.seed), have=have)
             return Group(task=found.task, members=(found,))
 
         return await _all([one(index) for index in range(traces)])

@@ -5,11 +5,12 @@ before is collected again, minus what was already accepted. The loop knows no al
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from kifu.batching import PackedBatch, pack_rows
 from kifu.errors import AlteredError, InterruptedRun, NoSignalError
+from kifu.evaluation import judged_success
 from kifu.objectives import merge_stats
 from kifu.policy import StepResult, Weights
 from kifu.records import Group, Trajectory
@@ -134,7 +135,7 @@ class Loop:
                 ledger=closed,
             )
         )
-        self._stalled(trained.assembled, stage)
+        self._stalled(trained.assembled, trajectories.values(), stage)
 
     def _evaluation_due(self) -> bool:
         every, step = self._bench.experiment.evaluation.every, self.progress.step
@@ -283,8 +284,9 @@ class Loop:
         self._evaluated.update((member.id, Bucket.EVALUATION) for member in members)
         self._observer.evaluated(self.progress.version, members, split=layer.split)
 
-    def _stalled(self, assembled: Assembled, stage: Stage) -> None:
-        if assembled.informative or stage.demonstrations is not None:
+    def _stalled(self, assembled: Assembled, members: Iterable[Trajectory], stage: Stage) -> None:
+        is_solved = all(judged_success(member) is True for member in members)  # nothing left to learn is no failure
+        if assembled.informative or is_solved or stage.demonstrations is not None:
             self.progress.stalled = 0
             return
         self.progress.stalled += 1
