@@ -62,13 +62,14 @@ def pack_rows(
 
 def report(rows: Sequence[Row], batches: Sequence[PackedBatch]) -> PackingReport:
     """Count what a packing forwards."""
-    chains = all(_is_chain(tree) for batch in batches for tree in batch.trees)
-    forwarded = 0
+    forwarded, num_trees = 0, 0
     for batch in batches:
         sizes = [int(tree.token_ids.size) for tree in batch.trees]
+        chains = all(_is_chain(tree) for tree in batch.trees)
         forwarded += len(sizes) * max(sizes, default=0) if chains else sum(sizes)
+        num_trees += len(sizes)
     return PackingReport(
-        layout="rows" if chains else "tree",
+        layout="tree" if num_trees < sum(needed(row).size > 0 for row in rows) else "rows",
         row_tokens=sum(int(row.token_ids.size) for row in rows),
         forwarded=forwarded,
         micro_batches=len(batches),

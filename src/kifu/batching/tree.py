@@ -28,7 +28,7 @@ class Cost:
     node with every node, a padded row only with what comes before.
     """
 
-    keys_per_token: float = 1500.0
+    keys_per_token: float = 1200.0
 
     def tree(self, num_nodes: int) -> float:
         """Cost of one tree."""

@@ -8,9 +8,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from kifu.batching import Row
+from kifu.batching import Row, pack_rows
 from kifu.engines.hf import build
 from kifu.models import ModelFolder
+from kifu.objectives import PolicyObjective
 from kifu.policy import Engine, EngineSpec, Machine, Request, ScoreRequest
 from kifu.records import Sampling, SupportKind, as_floats, as_ints, unpack_bitmap
 
@@ -96,3 +97,29 @@ def sampled_row() -> Callable[[Engine, Sampling], Awaitable[Row]]:
         )
 
     return sampled
+
+
+@pytest.fixture
+def train_once() -> Callable[[Engine], None]:
+    """Accumulates the gradient of one small tree."""
+
+    def train(engine: Engine) -> None:
+        ids = np.random.default_rng(6).integers(3, 600, 20)
+        rows = [
+            Row(
+                trajectory=str(number),
+                token_ids=as_ints([*ids[:12], *(ids[12:] - number)]),
+                positions=as_ints([10, 15]),
+                behaviour_logprobs=as_floats([-6, -6]),
+                temperatures=as_floats([1, 1]),
+                supports=(None, None),
+                advantages=np.array([1.0, -0.5]) * (1 - 2 * number),
+                weights=np.ones(2),
+                turns=as_ints([0, 1]),
+            )
+            for number in range(2)
+        ]
+        for batch in pack_rows(rows, max_nodes=100):
+            engine.trainer.forward_backward(batch, PolicyObjective())
+
+    return train

@@ -20,7 +20,7 @@ TEXTS = (
     "<|im_start|>user\nWhat is 17 + 25?<|im_end|>\n<|im_start|>assistant\n",
     "<|im_start|>user\nExplain what a compiler does to a child.<|im_end|>\n<|im_start|>assistant\n",
 )
-BAND = {"median": 0.05, "p99": 0.6, "max": 1.5}
+BAND = {"median": 0.03, "p99": 0.3, "max": 0.6}
 """Nats; documented in docs/engines.md."""
 
 
