@@ -55,7 +55,7 @@ def pack_rows(
         return []
     rectangles = _rectangles(kept, max_nodes=max_nodes)
     trees = group_by_prefix(kept, max_nodes=max_nodes, cost=price)
-    if layout == "rows" or not _trees_are_cheaper(kept, trees, rectangles, price):
+    if layout == "rows" or not _trees_are_cheaper(kept, trees, rectangles=rectangles, cost=price):
         return [_batch(kept, [[at] for at in members]) for members in rectangles]
     return [_batch(kept, groups) for groups in _fill(kept, trees, max_nodes=max_nodes)]
 
@@ -80,7 +80,7 @@ def _is_chain(tree: Tree) -> bool:
     return bool((tree.parents == np.arange(-1, tree.parents.size - 1)).all())
 
 
-def _trees_are_cheaper(rows: Sequence[Row], trees: list[list[int]], rectangles: list[list[int]], cost: Cost) -> bool:
+def _trees_are_cheaper(rows: Sequence[Row], trees: list[list[int]], *, rectangles: list[list[int]], cost: Cost) -> bool:
     as_trees = sum(cost.tree(_num_nodes(rows, members)) for members in trees)
     as_rows = sum(cost.padded(len(members), max(needed(rows[at]).size for at in members)) for members in rectangles)
     return as_trees < as_rows

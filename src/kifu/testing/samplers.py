@@ -113,10 +113,14 @@ async def check_truth(sampler: Sampler, check: SamplerCheck, recompute: Recomput
             question = _question(request, generation)
             score = (await sampler.score([question]))[0]
             recorded = generation.logprobs[generation.sampled]
-            worst = max(worst, _distance(recorded, score.logprobs, f"score under {setting}", check.tolerance))
+            worst = max(
+                worst, _distance(recorded, score.logprobs, what=f"score under {setting}", tolerance=check.tolerance)
+            )
             if recompute is not None:
                 again = as_floats(recompute(question))
-                worst = max(worst, _distance(recorded, again, f"recomputation under {setting}", check.tolerance))
+                worst = max(
+                    worst, _distance(recorded, again, what=f"recomputation under {setting}", tolerance=check.tolerance)
+                )
     return f"logprobs of {len(check.settings)} settings recomputed, largest difference {worst:.2e} nats"
 
 
@@ -261,7 +265,7 @@ def _well_formed(generation: Generation, setting: Sampling) -> None:
             _expect(not lone, f"{setting}: a token with one choice was not sampled", token)
 
 
-def _distance(recorded: Floats, found: Floats, what: str, tolerance: float) -> float:
+def _distance(recorded: Floats, found: Floats, *, what: str, tolerance: float) -> float:
     _expect(recorded.size == found.size, f"{what}: {recorded.size} logprobs", found.size)
     worst = float(np.abs(recorded - found).max()) if recorded.size else 0.0
     _expect(worst <= tolerance, f"{what}: recorded logprobs within {tolerance} nats", worst)

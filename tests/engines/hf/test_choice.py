@@ -29,7 +29,7 @@ def test_kept_set_and_logprob_are_those_of_the_learner(
         torch.from_numpy(logits)[None].double(), temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p
     )
 
-    found = choose(logits, None, sampling, 0.37)
+    found = choose(logits, None, sampling=sampling, u=0.37)
 
     kept = np.flatnonzero(wanted.kept_NV[0].numpy())
     assert kept.tolist() == (list(range(40)) if found.kept is None else found.kept.tolist())
@@ -43,14 +43,14 @@ def test_uniform_grid_reproduces_the_probabilities() -> None:
     logits = np.log(np.array([0.1, 0.2, 0.3, 0.4])).astype(np.float32)
     ids = as_ints([3, 5, 8, 13])
 
-    taken = [choose(logits, ids, Sampling(), (k + 0.5) / 1000).token_id for k in range(1000)]
+    taken = [choose(logits, ids, sampling=Sampling(), u=(k + 0.5) / 1000).token_id for k in range(1000)]
 
     assert [taken.count(token) for token in (3, 5, 8, 13)] == [100, 200, 300, 400]
 
 
 def test_greedy_takes_the_lower_of_equal_ids_and_reports_temperature_one() -> None:
     """Two equal maxima."""
-    found = choose(np.array([0.0, 2.0, 2.0], dtype=np.float32), None, Sampling(temperature=None), 0.99)
+    found = choose(np.array([0.0, 2.0, 2.0], dtype=np.float32), None, sampling=Sampling(temperature=None), u=0.99)
 
     assert found.token_id == 1
     assert found.logprob == pytest.approx(2 - np.log(1 + 2 * np.exp(2)))

@@ -156,32 +156,27 @@ class Layout:
         )
 
 
-def attend(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    **arguments: object,
-) -> tuple[Tensor, None]:
+def attend(module: nn.Module, query: Tensor, *others: Tensor | None, **arguments: object) -> tuple[Tensor, None]:
     """Keep the rows' keys and values, then answer each row from its own context.
 
     Args:
         module: the attention layer; its ``layer_idx`` names the store.
         query: ``[1, H, R, D]``.
-        key: ``[1, K, R, D]``.
-        value: ``[1, K, R, D]``.
-        attention_mask: never given; visibility follows from the layout.
+        *others: ``[1, K, R, D]`` keys, ``[1, K, R, D]`` values, and a mask that is never given: what a row sees
+            follows from the layout.
         **arguments: what the model passes; ``layout`` is ours.
     """
     layout = arguments.pop("layout", None)
+    key, value, *masks = others
     odd = [name for name, given in arguments.items() if name not in PLAIN and given is not None]
-    if not isinstance(layout, Layout) or attention_mask is not None or odd:
+    if not isinstance(layout, Layout) or key is None or value is None or odd or any(m is not None for m in masks):
         raise UnsupportedAttentionError(f"{type(module).__name__}: mask or arguments {odd} are not understood")
     scaling, window = arguments.get("scaling"), arguments.get("sliding_window")
     scale = float(scaling) if isinstance(scaling, float | int) else query.shape[-1] ** -0.5
     count = layout.num_rows
-    keys, values = layout.kept.layer(_layer_of(module), key.shape[1], key.shape[3], value.shape[3])
+    keys, values = layout.kept.layer(
+        _layer_of(module), num_groups=key.shape[1], key_size=key.shape[3], value_size=value.shape[3]
+    )
     keys[layout.slots, :, layout.positions] = key[0, :, :count].transpose(0, 1)
     values[layout.slots, :, layout.positions] = value[0, :, :count].transpose(0, 1)
     query_RHD = query[0].transpose(0, 1)

@@ -27,7 +27,7 @@ class Backend(Protocol):
         """``[R, D]`` hidden states, feed after feed."""
         ...
 
-    def copy(self, source: int, targets: list[int], start: int, stop: int) -> None:
+    def copy(self, source: int, targets: list[int], *, start: int, stop: int) -> None:
         """Let ``targets``, equal to ``source`` before ``start``, be equal to it up to ``stop``."""
         ...
 
@@ -48,9 +48,9 @@ class KeptBackend:
             hidden = self._model.hidden(layout.input_ids, position_ids=layout.position_ids, layout=layout)
         return hidden[0, : layout.num_rows]
 
-    def copy(self, source: int, targets: list[int], start: int, stop: int) -> None:
+    def copy(self, source: int, targets: list[int], *, start: int, stop: int) -> None:
         """Let ``targets``, equal to ``source`` before ``start``, be equal to it up to ``stop``."""
-        self._kept.copy(source, targets, start, stop)
+        self._kept.copy(source, targets, start=start, stop=stop)
 
 
 class RecomputingBackend:
@@ -73,7 +73,7 @@ class RecomputingBackend:
             found.append(hidden[0, feed.start :])
         return torch.cat(found)
 
-    def copy(self, source: int, targets: list[int], start: int, stop: int) -> None:
+    def copy(self, source: int, targets: list[int], *, start: int, stop: int) -> None:
         """Let ``targets``, equal to ``source`` before ``start``, be equal to it up to ``stop``."""
         for target in targets:
             self._fed[target] = self._fed[source][:stop]

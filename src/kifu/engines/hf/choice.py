@@ -30,7 +30,7 @@ class Choice:
     """``[S]`` increasing; None when every id of the vocabulary was kept."""
 
 
-def choose(logits_S: npt.NDArray[np.float32], ids_S: Ints | None, sampling: Sampling, u: float) -> Choice:
+def choose(logits_S: npt.NDArray[np.float32], ids_S: Ints | None, *, sampling: Sampling, u: float) -> Choice:
     """Sample by inverse CDF, or take the argmax when greedy.
 
     Args:

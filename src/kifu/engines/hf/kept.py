@@ -21,7 +21,7 @@ class Kept:
         self.capacity = -(-capacity // ALIGNMENT) * ALIGNMENT
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
 
-    def layer(self, index: int, num_groups: int, key_size: int, value_size: int) -> tuple[Tensor, Tensor]:
+    def layer(self, index: int, *, num_groups: int, key_size: int, value_size: int) -> tuple[Tensor, Tensor]:
         """``[S, K, C, D]`` keys and values of one layer."""
         if index not in self._layers:
             self._layers[index] = (self._zeros(num_groups, key_size), self._zeros(num_groups, value_size))
@@ -34,7 +34,7 @@ class Kept:
         lazy = np.zeros(shape, dtype=np.float32 if self.dtype == torch.float32 else np.uint16)
         return torch.from_numpy(lazy).view(self.dtype)
 
-    def copy(self, source: int, targets: list[int], start: int, stop: int) -> None:
+    def copy(self, source: int, targets: list[int], *, start: int, stop: int) -> None:
         """Give ``targets`` positions ``start`` to ``stop`` of ``source``."""
         chosen = torch.tensor(targets, device=self.device)
         with torch.inference_mode():

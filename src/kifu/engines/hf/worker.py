@@ -18,7 +18,7 @@ from torch import Tensor
 from kifu.engines.hf.attention import Feed
 from kifu.engines.hf.backend import Backend
 from kifu.engines.hf.choice import choose, kept_ids, logprob_of
-from kifu.engines.hf.head import Head
+from kifu.engines.hf.head import ROWS_AT_ONCE, Head
 from kifu.engines.hf.slots import Match, SlotTable
 from kifu.engines.hf.work import Scoring, Writing
 from kifu.errors import EngineFailure
@@ -173,7 +173,7 @@ class Worker:
 
     def _copy(self, copies: Copies) -> None:
         for (donor, start, stop), targets in copies.items():
-            self.backend.copy(donor, targets, start, stop)
+            self.backend.copy(donor, targets, start=start, stop=stop)
         copies.clear()
 
     def _place(self, work: Work, copies: Copies) -> bool:
@@ -209,7 +209,7 @@ class Worker:
         self._feed()
         self._write([work for work in self._active if isinstance(work, Writing) and work.hidden is not None])
         for work in [work for work in self._active if isinstance(work, Scoring) and _remaining(work) == 0]:
-            self._end(work, result=self._scores(work))
+            self._end(work, result=_scores(work, self.head, self.bitmaps))
 
     def _feed(self) -> None:
         """Forward the next tokens of every call, short rests first."""
@@ -245,7 +245,7 @@ class Worker:
                 asked.append((work, candidates, hidden))
         logits = self.head.logits([hidden for _, _, hidden in asked], [ids for _, ids, _ in asked])
         for (work, candidates, _), logits_S in zip(asked, logits, strict=True):
-            work.take(choose(logits_S, candidates, work.request.sampling, work.u), self.bitmaps)
+            work.take(choose(logits_S, candidates, sampling=work.request.sampling, u=work.u), self.bitmaps)
             try:
                 work.candidates()
             except Exception as cause:
@@ -255,22 +255,6 @@ class Worker:
                 about = self._about
                 result = work.generation(version=self.version, engine=about.engine, dtype=about.dtype)
                 self._end(work, result=result)
-
-    def _scores(self, work: Score) -> Scores:
-        request, vocabulary = work.request, self.head.vocabulary
-        supports = request.support or (None,) * request.positions.size
-        candidates = [kept_ids(support, vocabulary, self.bitmaps) for support in supports]
-        logprobs, entropies = list[float](), list[float]()
-        step = 64
-        for start in range(0, len(candidates), step):
-            logits = self.head.logits(work.rows[start : start + step], candidates[start : start + step])
-            for offset, logits_S in enumerate(logits):
-                ids, token = candidates[start + offset], int(request.token_ids[request.positions[start + offset]])
-                place = token if ids is None else int(ids.searchsorted(token))
-                logprob, entropy = logprob_of(logits_S, place, request.sampling.temperature)
-                logprobs.append(logprob)
-                entropies.append(entropy)
-        return Scores(logprobs=as_floats(logprobs), entropy=as_floats(entropies))
 
     def _end(self, work: Work, *, result: object = None, error: Exception | None = None) -> None:
         if work in self._active:
@@ -287,6 +271,22 @@ class Worker:
             future.set_exception(error)
         else:
             future.set_result(result)
+
+
+def _scores(work: Score, head: Head, bitmaps: dict[str, bytes]) -> Scores:
+    request = work.request
+    supports = request.support or (None,) * request.positions.size
+    candidates = [kept_ids(support, head.vocabulary, bitmaps) for support in supports]
+    logprobs, entropies = list[float](), list[float]()
+    for start in range(0, len(candidates), ROWS_AT_ONCE):
+        chosen = candidates[start : start + ROWS_AT_ONCE]
+        for offset, logits_S in enumerate(head.logits(work.rows[start : start + ROWS_AT_ONCE], chosen)):
+            ids, token = chosen[offset], int(request.token_ids[request.positions[start + offset]])
+            place = token if ids is None else int(ids.searchsorted(token))
+            logprob, entropy = logprob_of(logits_S, place, request.sampling.temperature)
+            logprobs.append(logprob)
+            entropies.append(entropy)
+    return Scores(logprobs=as_floats(logprobs), entropy=as_floats(entropies))
 
 
 def _identity(work: Work) -> tuple[str, str, int]:
