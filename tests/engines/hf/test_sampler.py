@@ -161,6 +161,19 @@ async def test_sharing_inside_a_group_changes_no_bit_and_feeds_common_turns_once
     assert grouped.positions_fed < 0.5 * ungrouped.positions_fed
 
 
+async def test_a_context_cut_back_to_a_prefix_feeds_its_last_token_again(make: Make) -> None:
+    """Everything is kept but the state the next token comes from; the oracle is a fresh engine."""
+    wanted = await make().sampler.sample(request(PROMPTS[0][:9], "c"))
+    engine = make()
+    await engine.sampler.sample(request(PROMPTS[0], "c", max_new_tokens=1))
+
+    found = await asyncio.wait_for(engine.sampler.sample(request(PROMPTS[0][:9], "c")), timeout=60)
+
+    assert found.token_ids.tolist() == wanted.token_ids.tolist()
+    assert found.logprobs.tobytes() == wanted.logprobs.tobytes()
+    assert engine.sampler.stats.positions_fed == len(PROMPTS[0]) + 1 + 5  # type: ignore[attr-defined]
+
+
 async def test_evictions_are_counted_when_contexts_outnumber_slots(make: Make) -> None:
     """Three contexts in two slots, one after the other, then the first again: two evictions."""
     engine = make(max_slots=2)
