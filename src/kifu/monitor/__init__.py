@@ -1,7 +1,7 @@
 """What a run looks like from outside while it works: folder, metrics, timings, progress, TensorBoard events."""
 
 from kifu.monitor.events import EventWriter
-from kifu.monitor.memory import peak_rss_bytes
+from kifu.monitor.memory import peak_rss_bytes, release_free_memory
 from kifu.monitor.metrics import FAMILIES, METRICS, MetricsWriter, MetricValue, StepMetrics, read_metrics, undocumented
 from kifu.monitor.progress import Progress, StepView, sparkline, step_line
 from kifu.monitor.runfolder import RUN_FORMAT, RunFolder, write_atomic, write_json
@@ -23,6 +23,7 @@ __all__ = [
     "Timings",
     "peak_rss_bytes",
     "read_metrics",
+    "release_free_memory",
     "sparkline",
     "step_line",
     "undocumented",

@@ -1,5 +1,6 @@
 """How much memory the process has needed at most."""
 
+import ctypes
 import resource
 import sys
 from pathlib import Path
@@ -19,3 +20,13 @@ def peak_rss_bytes() -> int:
                 return int(line.split()[1]) * 1024
     largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return largest if sys.platform == "darwin" else largest * 1024
+
+
+def release_free_memory() -> None:
+    """Give freed heap pages back to the operating system, where the C library can (glibc).
+
+    Phases that allocate in other sizes (sampling, training, checkpoints) otherwise add up their fragments.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from kifu.batching import PackedBatch, pack_rows
 from kifu.errors import AlteredError, InterruptedRun, NoSignalError
 from kifu.evaluation import judged_success
+from kifu.monitor import release_free_memory
 from kifu.objectives import merge_stats
 from kifu.policy import StepResult, Weights
 from kifu.records import Group, Trajectory
@@ -110,6 +111,7 @@ class Loop:
         trajectories = {member.id: member for group in groups for member in group.members}
         self._bench.fetch_bitmaps(trajectories.values())
         limit_failures(trajectories.values(), limit=self._bench.experiment.environment.failure_rate_limit, step=step)
+        release_free_memory()
         with self._observer.training():
             trained = await asyncio.to_thread(self._train, stage, groups, trajectories)
             if trained.moved:
@@ -313,6 +315,7 @@ class Loop:
             ledger=Ledger(step=ledger.step, opening=ledger.opening).to_json(),  # evaluations are entered again
         )
         save_checkpoint(self._bench.folder.checkpoints, mark, self._bench.engine.trainer.state())
+        release_free_memory()
 
 
 def _closed_alike(one: Ledger | None, two: Ledger | None) -> bool:

@@ -12,6 +12,9 @@ from kifu.training.layers import MachineTable
 _FAST_BF16 = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 """CPU flags of x86 and Arm that make bfloat16 products faster than float32."""
 
+_SPARE, _FEWEST, _MOST = 8, 32, 512
+"""Contexts kept: a few more than run at once, so that shared prompts stay."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cpu:
@@ -36,12 +39,13 @@ def this_cpu(cpuinfo: Path = Path("/proc/cpuinfo")) -> Cpu:
     )
 
 
-def resolve_machine(table: MachineTable, *, small: bool) -> Machine:
+def resolve_machine(table: MachineTable, *, small: bool, contexts: int = 64) -> Machine:
     """Fill what ``[machine]`` leaves open.
 
     Args:
         table: the file's table.
         small: the policy is a toy that gains nothing from bfloat16 or threads.
+        contexts: rollouts under way at once; so many keys and values are kept, within reason.
     """
     cpu = this_cpu()
     fast: Literal["float32", "bfloat16"] = (
@@ -54,4 +58,5 @@ def resolve_machine(table: MachineTable, *, small: bool) -> Machine:
         threads=table.threads or (1 if small else cpu.cores),
         max_nodes=table.max_nodes,
         activation_checkpointing=table.activation_checkpointing,
+        max_slots=min(max(contexts + _SPARE, _FEWEST), _MOST),
     )

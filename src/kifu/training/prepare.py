@@ -180,7 +180,11 @@ def prepare(loaded: Loaded) -> Prepared:
             cut=cuts[experiment.environment.on_truncation],
         ),
         protocol=protocol,
-        machine=resolve_machine(loaded.machine, small=model is None),
+        machine=resolve_machine(
+            loaded.machine,
+            small=model is None,
+            contexts=experiment.update.prompts_per_step * experiment.update.group_size,
+        ),
         agent=agent,
         setting=_setting(experiment, environment, renderer=renderer, agent=agent, provenance=provenance),
         model=model,
