@@ -146,7 +146,7 @@ def _optimal_S(gamma: float) -> Floats:
 
 def test_the_recipe_learns_a_policy_near_the_best_one(tmp_path: Path, recipe_file: Callable[..., Loaded]) -> None:
     """Exact discounted values of the published policy, averaged over the rooms a walk starts in."""
-    loaded = recipe_file("loop_room", "update.steps=20", "evaluation.tasks=1")
+    loaded = recipe_file("loop_room", "update.steps=30", "evaluation.tasks=1")
     result = train(loaded, out=tmp_path / "run", seed=0, quiet=True)
     store = WeightStore(result.folder / "weights", read_only=True)
     try:
