@@ -3,6 +3,7 @@
 Axes: ``T`` token positions of one tape's whole sequence.
 """
 
+import re
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -12,6 +13,8 @@ from kifu.errors import RecordError
 from kifu.records.outcome import Outcome, Verdict
 from kifu.records.tokens import Ints, Origin, Span, Tape
 from kifu.records.turns import Turn
+
+_ID = re.compile(r"(train|evaluation|demonstration)/s(-?\d+)/t(\d+)/g(\d+)/m(\d+)/a(\d+)")
 
 
 class Purpose(StrEnum):
@@ -36,9 +39,22 @@ class RolloutKey:
 
     @property
     def id(self) -> str:
-        """Readable and unique in the run, e.g. ``train/s0/t00003/g02/m07/a0``; sorts in (group, member) order."""
+        """Readable and unique in the run, e.g. ``train/s0/t00003/g0002/m007/a0``; sorts in (group, member) order."""
         head = f"{self.purpose}/s{self.seed}/t{self.step:05d}"
         return f"{head}/g{self.group:04d}/m{self.member:03d}/a{self.attempt}"
+
+    @classmethod
+    def parse(cls, text: str) -> "RolloutKey":
+        """Read an id back.
+
+        Raises:
+            RecordError: not an id of a rollout.
+        """
+        found = _ID.fullmatch(text)
+        if found is None:
+            raise RecordError(f"{text!r} is not the id of a rollout, e.g. train/s0/t00003/g0002/m007/a0")
+        seed, step, group, member, attempt = map(int, found.groups()[1:])
+        return cls(purpose=Purpose(found[1]), seed=seed, step=step, group=group, member=member, attempt=attempt)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -95,6 +95,18 @@ def close_step(
     return ledger
 
 
+def close_run(ledger: Ledger, books: Books) -> Ledger:
+    """The ledger after the last step, with whatever is still held.
+
+    Raises:
+        LedgerError: the two sides differ.
+    """
+    started, held = books.close(())
+    ledger = ledger.start(attempts=started.attempts, tokens=started.tokens).end(in_flight=held)
+    ledger.check()
+    return ledger
+
+
 def limit_failures(trajectories: Collection[Trajectory], *, limit: float, step: int) -> None:
     """Stop a run whose environment, verifier or engine fails too often.
 

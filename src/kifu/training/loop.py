@@ -20,10 +20,10 @@ from kifu.records.plan import PlanLine, PlanLog
 from kifu.records.store import RunStore
 from kifu.training.assemble import Assembled, assemble
 from kifu.training.bench import Bench
-from kifu.training.books import close_step, limit_failures
+from kifu.training.books import close_run, close_step, limit_failures
 from kifu.training.checkpoint import Mark, save_checkpoint
 from kifu.training.observe import Observer, StepSeen
-from kifu.training.plan import plan_line
+from kifu.training.plan import closing_line, plan_line, versions_evaluated
 from kifu.training.prepare import Stage
 
 
@@ -79,6 +79,8 @@ class Loop:
         self._stopped = False
         self._updating = False
         self._evaluated: dict[str, Bucket] = {}
+        self._last_evaluated: dict[str, Trajectory] = {}
+        self._evaluated_versions = versions_evaluated(line for line in planned if line.step < progress.step)
         self.progress = progress
 
     async def run(self) -> None:
@@ -95,6 +97,16 @@ class Loop:
                     await self._evaluate()
                 await self._step(self._bench.stage_at(self.progress.step))
             await self._evaluate()
+            if self._evaluated:
+                self.progress.ledger = close_run(self.progress.ledger, self._bench.books)
+                line = closing_line(
+                    step=self._bench.steps,
+                    version=self.progress.version,
+                    head=self._store.head,
+                    buckets=self._evaluated,
+                    ledger=self.progress.ledger,
+                )
+                self._commit(line)
             self._store.seal(self._bench.steps)
         finally:
             for task in self._ahead.values():
@@ -141,8 +153,7 @@ class Loop:
 
     def _evaluation_due(self) -> bool:
         every, step = self._bench.experiment.evaluation.every, self.progress.step
-        starts = {stage.first for stage in self._bench.stages}
-        return step in starts or (every is not None and step % every == 0)
+        return step == self._bench.stages[-1].first or (every is not None and step % every == 0)
 
     async def _groups(self, stage: Stage, step: int) -> list[Group]:
         depth = self._bench.experiment.update.max_age if stage.demonstrations is None else 0
@@ -270,21 +281,25 @@ class Loop:
         assert first.version == initial.version, "an engine's first publish is what it started from"
 
     async def _evaluate(self) -> None:
-        layer = self._bench.experiment.evaluation
+        """Evaluate the present version; a second time the same rollouts answer, and the ledger has them once."""
+        layer, version = self._bench.experiment.evaluation, self.progress.version
         attempts = self._bench.evaluator.evaluation_groups(
-            self.progress.version,
+            version,
             split=layer.split,
             tasks=layer.tasks,
             tries=layer.tries,
-            have=self._bench.recorded(self.progress.version),
+            have={**self._bench.recorded(version), **self._last_evaluated},
         )
         groups = await self._wait(asyncio.ensure_future(attempts))
         members = [member for group in groups for member in group.members]
-        tokens = sum(member.sampled_tokens for member in members)
-        ledger = self.progress.ledger.start(attempts=len(members), tokens=tokens)
-        self.progress.ledger = ledger.close(Bucket.EVALUATION, attempts=len(members), tokens=tokens)
-        self._evaluated.update((member.id, Bucket.EVALUATION) for member in members)
-        self._observer.evaluated(self.progress.version, members, split=layer.split)
+        self._last_evaluated = {member.id: member for member in members}
+        if version not in self._evaluated_versions:
+            self._evaluated_versions.add(version)
+            tokens = sum(member.sampled_tokens for member in members)
+            ledger = self.progress.ledger.start(attempts=len(members), tokens=tokens)
+            self.progress.ledger = ledger.close(Bucket.EVALUATION, attempts=len(members), tokens=tokens)
+            self._evaluated.update((member.id, Bucket.EVALUATION) for member in members)
+        self._observer.evaluated(version, members, split=layer.split)
 
     def _stalled(self, assembled: Assembled, members: Iterable[Trajectory], stage: Stage) -> None:
         is_solved = all(judged_success(member) is True for member in members)  # nothing left to learn is no failure

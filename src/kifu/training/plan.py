@@ -1,9 +1,9 @@
 """The batch plan of a step: rows to micro-batches and to the durable lines an outsider re-derives them from."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from kifu.batching import PackedBatch, Row
-from kifu.records import Trajectory
+from kifu.records import RolloutKey, Trajectory
 from kifu.records.ledger import Bucket, Ledger
 from kifu.records.plan import PlanLine, PlanRow, Run, ValueTarget, runs_of
 from kifu.training.assemble import Assembled
@@ -64,6 +64,30 @@ def plan_line(
         buckets=buckets,
         ledger=ledger,
     )
+
+
+def closing_line(*, step: int, version: int, head: str, buckets: Mapping[str, Bucket], ledger: Ledger) -> PlanLine:
+    """The line after the last step: it trains nothing and enters the last evaluation."""
+    return PlanLine(
+        step=step,
+        version=version,
+        head=head,
+        micro_batches=(),
+        rows=(),
+        denominators={"tokens": 0.0, "turns": 0.0, "trajectories": 0.0},
+        buckets=dict(buckets),
+        ledger=ledger,
+    )
+
+
+def versions_evaluated(lines: Iterable[PlanLine]) -> set[int]:
+    """Versions whose evaluation these lines have entered."""
+    return {
+        RolloutKey.parse(name).step
+        for line in lines
+        for name, bucket in line.buckets.items()
+        if bucket is Bucket.EVALUATION
+    }
 
 
 def _runs(row: Row) -> tuple[Run, ...]:
