@@ -76,6 +76,8 @@ def test_the_doctor_counts_the_cores_of_this_process(kifu: Kifu) -> None:
     assert found["ram_bytes"] > 1 << 28
     assert set(found["packages"]) >= {"torch", "transformers"}
     assert isinstance(found["fast_bf16"], bool)
+    shown = kifu("doctor").stdout
+    assert not any(word in shown for word in ("True", "False", "None", "[", "bytes"))
 
 
 def test_init_overwrites_nothing_and_wants_an_identifier(kifu: Kifu, tmp_path: Path) -> None:

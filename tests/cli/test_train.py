@@ -59,7 +59,7 @@ def test_train_prints_one_json_document_and_names_the_default_folder(
         ('name = "key_door"', 'name = "nowhere.py:Safe"', ["no file nowhere.py"]),
         ('train = "seed 0.."', 'train = "seed 0..9_000_000"', ["environment.splits", "share seeds"]),
         ("seed 5_000_000..", "seeds 5", ["environment.splits.held_out", "'seeds 5'", "seed FIRST.."]),
-        ("seed 5_000_000..", "seed 5..10", ["`held_out` holds 6 seeds", "task 63"]),
+        ("seed 5_000_000..", "seed 5..10", ["`held_out` holds 6 seeds", "ask for fewer"]),
         ('split = "held_out"', 'split = "test"', ["evaluation.split", "`test`", "held_out"]),
     ],
 )

@@ -3,6 +3,7 @@
 import io
 from dataclasses import replace
 
+import pytest
 from rich.console import Console
 
 from kifu.monitor import Progress, StepView, sparkline, step_line
@@ -43,20 +44,23 @@ def test_a_sparkline_keeps_the_last_values_and_shows_gaps() -> None:
     assert sparkline([0.0] * 5 + [1.0] * 3, width=4) == "▁███"
 
 
-def test_nothing_is_written_when_the_output_is_not_a_terminal() -> None:
-    """A pipe stays empty."""
+def test_a_pipe_gets_one_plain_line_a_step() -> None:
+    """Nothing is redrawn, wrapped or coloured where the output is a file."""
     out = io.StringIO()
-    with Progress(console=Console(file=out)) as progress:
-        progress.update(_VIEW)
+    with Progress(console=Console(file=out, width=40)) as progress:
         progress.say("model ready")
+        progress.update(_VIEW)
+        progress.update(replace(_VIEW, step=6))
 
-    assert out.getvalue() == ""
+    assert out.getvalue().splitlines() == ["model ready", step_line(_VIEW), step_line(replace(_VIEW, step=6))]
 
 
-def test_nothing_is_written_on_a_terminal_that_asked_for_quiet() -> None:
-    """Quiet wins over a terminal."""
+@pytest.mark.parametrize("terminal", [True, False])
+def test_nothing_is_written_where_quiet_was_asked_for(terminal: bool) -> None:
+    """Quiet wins over a terminal and over a pipe."""
     out = io.StringIO()
-    with Progress(quiet=True, console=Console(file=out, force_terminal=True)) as progress:
+    with Progress(quiet=True, console=Console(file=out, force_terminal=terminal)) as progress:
+        progress.say("model ready")
         progress.update(_VIEW)
 
     assert out.getvalue() == ""

@@ -71,7 +71,9 @@ class TestGenerated:
 
     def test_a_split_that_is_too_small_is_named(self) -> None:
         source = GeneratedTasks(generate=count, ranges=self.ranges, seed=0)
-        with pytest.raises(ExperimentError, match="split `held_out` holds 5 seeds, task 5 was asked for"):
+        with pytest.raises(
+            ExperimentError, match="split `held_out` holds 5 seeds, task number 6 was asked for; ask for fewer tasks"
+        ):
             source.evaluation("held_out", 5)
 
 
@@ -92,7 +94,7 @@ class TestListed:
     def test_evaluation_keeps_the_order_of_the_list(self) -> None:
         source = ListedTasks(tasks=self.tasks, seed=3)
         assert [source.evaluation("held_out", at).id for at in range(5)] == [f"held_out{at}" for at in range(5)]
-        with pytest.raises(ExperimentError, match="holds 5 tasks, task 5 was asked for"):
+        with pytest.raises(ExperimentError, match="holds 5 tasks, task number 6 was asked for; ask for fewer"):
             source.evaluation("held_out", 5)
 
     def test_a_split_without_tasks_lists_those_there_are(self) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from kifu.algorithms import ALGORITHMS, build_algorithm, options_of
-from kifu.cli.console import AsJson, cells, document, grid, guarded, output, say
+from kifu.cli.console import AsJson, cells, document, grid, guarded, output, plain, say
 from kifu.errors import UsageError, nearest
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -54,7 +54,7 @@ def _one(name: str, *, as_json: bool) -> None:
     table = grid("", "", "")
     table.show_header = False
     for field, value in card.items():
-        table.add_row(*cells(field.replace("_", " "), _text(value)))
+        table.add_row(*cells(field.replace("_", " "), plain(value)))
     for option, value in options.items():
         table.add_row(*cells(f"option {option}", value))
     output().print(table)
@@ -68,11 +68,7 @@ def _compare(one: str, other: str, *, as_json: bool) -> None:
         return
     table = grid("", "", one, other)
     for name, (left, right) in differing.items():
-        table.add_row(*cells(name.replace("_", " "), _text(left), _text(right)))
+        table.add_row(*cells(name.replace("_", " "), plain(left), plain(right)))
     output().print(table)
     if not differing:
         say("the cards are equal")
-
-
-def _text(value: object) -> str:
-    return "; ".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from kifu.cli.console import AsJson, cells, document, grid, guarded, output, percent, say, size
+from kifu.cli.console import AsJson, cells, document, duration, grid, guarded, output, percent, say, size
 from kifu.errors import UsageError
 from kifu.training.experiment import json_schema, load_experiment
 from kifu.training.preflight import Preflight, preflight
@@ -48,10 +48,10 @@ def _print(found: Preflight) -> None:
     unmeasured = "not measured"
     say(f"memory     {unmeasured if found.memory_bytes is None else size(found.memory_bytes)}")
     say(
-        f"time       {unmeasured if found.step_s is None else f'at most {found.step_s:.1f} s a step'}",
+        f"time       {unmeasured if found.step_s is None else f'at most {duration(found.step_s)} a step'}",
     )
     if found.run_s is not None:
-        say(f"           at most {found.run_s / 60:.1f} min in all, evaluations aside")
+        say(f"           at most {duration(found.run_s)} in all, evaluations aside")
     say(f"disk       about {size(found.disk_bytes)} of {size(found.disk_free_bytes)} free")
     if found.groups:
         say(f"groups     {found.informative} of {found.groups} measured ones had different rewards")

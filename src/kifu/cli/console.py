@@ -4,7 +4,7 @@ import functools
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, ParamSpec, TypeAlias
 
 import typer
@@ -61,6 +61,33 @@ def cells(*values: object) -> list[Text]:
 def percent(value: float | None) -> str:
     """A share as people read it; a dash where there is none."""
     return "-" if value is None else f"{value:.2f}"
+
+
+def counted(number: int, one: str, many: str) -> str:
+    """A number and what it counts: 1 try, 2 tries."""
+    return f"{number:,} {one if number == 1 else many}"
+
+
+def plain(value: object) -> str:
+    """A value as people read it: yes and no, items of a list one after the other, nothing for nothing."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, Mapping):
+        return "  ".join(f"{key} {plain(item)}" for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return "; ".join(map(plain, value))
+    return "none" if value is None else str(value)
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people read them."""
+    return (
+        f"{seconds:.1f} s"
+        if seconds < 60
+        else f"{seconds / 60:.1f} min"
+        if seconds < 3600
+        else f"{seconds / 3600:.1f} h"
+    )
 
 
 def size(count: int | None) -> str:

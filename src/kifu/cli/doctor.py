@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from kifu.cli.console import AsJson, document, guarded, say, size
+from kifu.cli.console import AsJson, document, guarded, plain, say, size
 from kifu.models import cache_root
 from kifu.training.layers import MachineTable
 from kifu.training.machine import resolve_machine, this_cpu
@@ -27,9 +27,8 @@ def doctor(*, as_json: AsJson = False) -> None:
         document(found)
         return
     for name, value in found.items():
-        if isinstance(value, dict):
-            value = "  ".join(f"{key} {item}" for key, item in value.items())
-        say(f"{name.replace('_', ' '):<12} {size(value) if name.endswith('bytes') else value}")
+        what = name.removesuffix("_bytes").replace("_", " ")
+        say(f"{what:<15} {size(value) if name.endswith('_bytes') else plain(value)}")
     for name in _missing(found):
         say(f"{name} is not installed: training needs it, pip install 'kifu[hf]'")
 

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from kifu.cli.console import AsJson, cells, document, grid, guarded, output, percent, say
+from kifu.cli.console import AsJson, cells, document, grid, guarded, output, percent, plain, say
 from kifu.cli.progress import counting
 from kifu.cli.results import success_line
 from kifu.training.evaluate import Evaluation
@@ -42,6 +42,6 @@ def evaluate(
         rate = found.to_json()
         table.add_row(*cells(name or "-", found.tasks, *(percent(rate[key]) for key in ("mean", "low", "high"))))
     output().print(table)
-    say(f"turns {percent(summary.turns.mean)}  errors {summary.errors or 'none'}  stops {summary.stops}")
+    say(f"turns {percent(summary.turns.mean)}  errors {plain(summary.errors or None)}  stops {plain(summary.stops)}")
     if summary.seen_in_training:
         say("some of these tasks or initial states were trained on")

@@ -1,6 +1,6 @@
 """How a run ended, for people and for programs."""
 
-from kifu.cli.console import document, percent, say
+from kifu.cli.console import counted, document, percent, say
 from kifu.evaluation import EvaluationSummary
 from kifu.training.run import Result
 
@@ -17,8 +17,8 @@ def show_result(result: Result, *, as_json: bool) -> None:
             }
         )
         return
-    for name, summary in zip(("before", "after"), result.evaluations[:1] + result.evaluations[1:][-1:], strict=False):
-        say(f"{name:<7} {success_line(summary)}")
+    for summary in result.evaluations[:1] + result.evaluations[1:][-1:]:
+        say(f"{'before' if summary.checkpoint == '0' else 'after':<7} {success_line(summary)}")
     say(f"run     {result.folder}  {result.steps} steps, version {result.version}")
     say(f"next    kifu audit {result.folder} · kifu report {result.folder} · kifu show {result.folder}")
 
@@ -28,6 +28,6 @@ def success_line(summary: EvaluationSummary) -> str:
     found = summary.success.to_json()
     interval = "" if found["mean"] is None else f" [{percent(found['low'])}, {percent(found['high'])}]"
     return (
-        f"success {percent(found['mean'])}{interval}  ({summary.split}, {summary.tasks} tasks, "
-        f"{summary.tries} tries, version {summary.checkpoint})"
+        f"success {percent(found['mean'])}{interval}  ({summary.split}, {counted(summary.tasks, 'task', 'tasks')}, "
+        f"{counted(summary.tries, 'try', 'tries')}, version {summary.checkpoint})"
     )

@@ -30,10 +30,10 @@ def curve(run: RunView) -> str:
         lows=[low for low, _ in bands],
         highs=[high for _, high in bands],
     )
-    found = run.evaluations
+    found, taken = run.evaluations, _taken(run)
     evaluated = Series(
         name="evaluations",
-        xs=[version for version, _, _, _ in found],
+        xs=[taken.get(version, len(run.metrics)) for version, _, _, _ in found],
         ys=[interval.mean for _, _, interval, _ in found],
         lows=[interval.low for _, _, interval, _ in found],
         highs=[interval.high for _, _, interval, _ in found],
@@ -41,6 +41,11 @@ def curve(run: RunView) -> str:
         dots=True,
     )
     return line_chart([trained, evaluated], Frame(y_label="success"), title=f"learning curve of {run.facts['name']}")
+
+
+def _taken(run: RunView) -> dict[int, int]:
+    """Before which step a version was evaluated; the last evaluation comes after all steps and is in no row."""
+    return {int(row["evaluation/version"]): int(row["step"]) for row in run.metrics if "evaluation/version" in row}
 
 
 def _band(mean: float, count: int) -> tuple[float, float]:

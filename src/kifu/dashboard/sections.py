@@ -184,11 +184,12 @@ def audit(run: RunView) -> str:
         else f'<span class="bad">{len(problems)} problems</span>'
     )
     rows = [(item.get("part") or "", item.get("trajectory") or "", item.get("what")) for item in problems[:50]]
+    error = found.get("max_logprob_error")
+    logprobs = "logprobs not recomputed" if error is None else f"largest logprob error {shown(str(error))} nats"
     age = "" if fresh else ' <span class="bad">The record has changed since.</span>'
     return (
         f"<h2>Audit</h2><p>{word}: {shown(str(found.get('rebuilt')))} of {shown(str(found.get('records')))} records "
-        f"rebuilt, ledger {'closed' if found.get('ledger_closed') else 'OPEN'}, largest logprob error "
-        f"{shown(str(found.get('max_logprob_error')))} nats.{age}</p>"
+        f"rebuilt, ledger {'closed' if found.get('ledger_closed') else 'OPEN'}, {logprobs}.{age}</p>"
         + (table(("part", "trajectory", "what"), rows) if rows else "")
     )
 

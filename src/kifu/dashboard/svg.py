@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
-from math import isfinite
+from math import ceil, isfinite
 
 from kifu.dashboard.text import printable
 
@@ -108,8 +108,9 @@ def _axes(frame: Frame, scale: _Scale) -> str:
             f'<line x1="{_LEFT}" x2="{frame.width - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="var(--grid)"/>'
             f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{value:.3g}</text>'
         )
-    for at in range(6):
-        value = scale.x_low + (scale.x_high - scale.x_low) * at / 5
+    apart = max(1, ceil((scale.x_high - scale.x_low) / 6))
+    for at in range(int((scale.x_high - scale.x_low) // apart) + 1):
+        value = scale.x_low + at * apart
         parts.append(f'<text x="{scale.x(value):.1f}" y="{frame.height - 14}" text-anchor="middle">{value:.4g}</text>')
     parts.append(
         f'<text x="{frame.width - _RIGHT}" y="{frame.height - 2}" text-anchor="end" class="label">'

@@ -1,4 +1,4 @@
-"""One line that tells how a run is doing, on a terminal."""
+"""One line that tells how a run is doing."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -58,7 +58,7 @@ def step_line(view: StepView) -> str:
 
 
 class Progress:
-    """Shows the line while a run works; silent when the output is not a terminal or is meant for a program.
+    """Shows the line while a run works: kept up to date on a terminal, one line a step in a pipe or a file.
 
     Args:
         quiet: say nothing, e.g. with ``--json``.
@@ -67,11 +67,11 @@ class Progress:
 
     def __init__(self, *, quiet: bool = False, console: Console | None = None) -> None:
         self._console = console or Console(stderr=True)
-        self.is_silent = quiet or not self._console.is_terminal
+        self.is_silent = quiet
         self._live: Live | None = None
 
     def __enter__(self) -> Self:
-        if not self.is_silent:
+        if not self.is_silent and self._console.is_terminal:
             self._live = Live(console=self._console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
             self._live.start()
         return self
@@ -84,11 +84,13 @@ class Progress:
             self._live = None
 
     def update(self, view: StepView) -> None:
-        """Redraw the line."""
-        if self._live is not None:
+        """Redraw the line, or write the next one where nothing can be redrawn."""
+        if self._live is None:
+            self.say(step_line(view))
+        else:
             self._live.update(Text(step_line(view), no_wrap=True, overflow="ellipsis"), refresh=True)
 
     def say(self, text: str) -> None:
         """Print a line that stays, above the moving one."""
         if not self.is_silent:
-            self._console.print(Text(text))
+            self._console.print(Text(text), soft_wrap=True)

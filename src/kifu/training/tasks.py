@@ -11,6 +11,7 @@ from typing import Protocol
 import numpy as np
 
 from kifu.envs import Environment, Task
+from kifu.envs.declared import asking
 from kifu.envs.splits import SPLITS
 from kifu.errors import ExperimentError, UsageError
 
@@ -53,7 +54,7 @@ def parse_splits(splits: Mapping[str, str]) -> dict[str, SeedRange]:
     for name, (first, last) in found.items():
         following = next((start for start in starts if start > first), _OPEN)
         ranges[name] = SeedRange(first=first, last=following - 1 if last is None else last)
-        if len(ranges[name]) < 1:
+        if ranges[name].last < first:
             raise ExperimentError(f"environment.splits.{name}: {splits[name]!r} holds no seed")
     _refuse_overlap(ranges)
     return ranges
@@ -67,6 +68,12 @@ def _refuse_overlap(ranges: Mapping[str, SeedRange]) -> None:
                 f"environment.splits: `{name}` ({one.first}..{one.last}) and `{other}` ({two.first}..{two.last}) "
                 "share seeds; a held-out task must never be trained on"
             )
+
+
+def _task(found: object) -> Task:
+    if not isinstance(found, Task):
+        raise TypeError(f"tasks() must give Tasks, found {type(found).__name__}")
+    return found
 
 
 class TaskSource(Protocol):
@@ -99,12 +106,15 @@ class GeneratedTasks:
         """Consecutive seeds from the start of the split."""
         span = self.ranges[split]
         if index >= len(span):
-            raise ExperimentError(f"split `{split}` holds {len(span)} seeds, task {index} was asked for")
+            raise ExperimentError(
+                f"split `{split}` holds {len(span)} seeds, task number {index + 1} was asked for; ask for fewer tasks"
+            )
         return self._at(split, span.first + index)
 
     def _at(self, split: str, seed: int) -> Task:
-        for task in self.generate(split, seed):
-            return task
+        with asking(f"environment, listing the task of seed {seed} of split `{split}`"):
+            for task in self.generate(split, seed):
+                return _task(task)
         raise ExperimentError(f"the environment lists no task for seed {seed} of split `{split}`")
 
 
@@ -133,7 +143,9 @@ class ListedTasks:
         """In the order of the list."""
         tasks = self._split(split)
         if index >= len(tasks):
-            raise ExperimentError(f"split `{split}` holds {len(tasks)} tasks, task {index} was asked for")
+            raise ExperimentError(
+                f"split `{split}` holds {len(tasks)} tasks, task number {index + 1} was asked for; ask for fewer"
+            )
         return tasks[index]
 
 
@@ -162,8 +174,9 @@ def demonstration_task(environment: type[Environment], index: int) -> Task:
         ExperimentError: the environment has no such split.
     """
     try:
-        for task in environment.tasks("demonstration", SPLITS["demonstration"].start + index):
-            return task
+        with asking(f"environment `{environment.__name__}`, listing demonstration task {index}"):
+            for task in environment.tasks("demonstration", SPLITS["demonstration"].start + index):
+                return _task(task)
     except (UsageError, NotImplementedError) as cause:
         raise ExperimentError(f"environment `{environment.__name__}` has no split `demonstration`: {cause}") from cause
     raise ExperimentError(f"environment `{environment.__name__}` lists no task {index} of split `demonstration`")

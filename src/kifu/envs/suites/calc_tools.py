@@ -57,7 +57,7 @@ class _Sheet:
 
 
 class CalcTools(Environment):
-    """Look up two numbers, calculate, answer. Every tool takes one string called ``arg``."""
+    """Look up two numbers, calculate, answer. Every tool takes one string called arg."""
 
     id: ClassVar[str] = "calc_tools"
     capabilities: ClassVar[Capabilities] = Capabilities()
