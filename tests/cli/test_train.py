@@ -246,3 +246,20 @@ def test_an_interrupted_run_ends_with_130_and_is_finished_by_resume(
     assert json.loads(resumed.stdout)["steps"] == 12
     audited = kifu("audit", out, "--json")
     assert audited.exit_code == 0, audited.stdout
+
+
+def test_attempts_the_collector_cut_are_told_beside_the_figure(kifu: Kifu, experiment: Write, tmp_path: Path) -> None:
+    """Opening the door takes four turns at least, so a limit of one turn cuts every attempt that has not failed."""
+    path, out = experiment("collector_limits = { turns = 12 }", "collector_limits = { turns = 1 }"), tmp_path / "run"
+    trained = kifu("train", path, "--profile", "check", "--out", out)
+    assert trained.exit_code == 0, trained.stderr
+    assert "of 4 attempts were cut by the collector (turn_limit " in trained.stdout
+    assert "of 2 attempts were cut by the collector (turn_limit " in kifu("eval", out, "--tasks", 2).stdout
+
+
+def test_a_run_of_which_only_the_end_was_measured_has_no_before(kifu: Kifu, experiment: Write, tmp_path: Path) -> None:
+    """Resuming a finished run measures its last version alone."""
+    out = tmp_path / "run"
+    first = kifu("train", experiment(), "--profile", "check", "--out", out)
+    assert [line.split()[0] for line in first.stdout.splitlines()[:2]] == ["before", "after"]
+    assert kifu("resume", out).stdout.startswith("after   success ")

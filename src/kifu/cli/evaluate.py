@@ -7,7 +7,7 @@ import typer
 
 from kifu.cli.console import AsJson, cells, document, grid, guarded, output, percent, plain, say
 from kifu.cli.progress import counting
-from kifu.cli.results import success_line
+from kifu.cli.results import cuts, success_line
 from kifu.training.evaluate import Evaluation
 from kifu.training.evaluate import evaluate as evaluate_run
 
@@ -37,6 +37,8 @@ def evaluate(
         document(summary.to_json())
         return
     say(success_line(summary))
+    for warning in cuts(summary):
+        say(warning)
     table = grid("", "family", "tasks", "success", "low", "high")
     for name, found in sorted(summary.by_family.items()):
         rate = found.to_json()

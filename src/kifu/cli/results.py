@@ -1,7 +1,8 @@
 """How a run ended, for people and for programs."""
 
-from kifu.cli.console import counted, document, percent, say
+from kifu.cli.console import counted, document, percent, plain, say
 from kifu.evaluation import EvaluationSummary
+from kifu.records import Owner, StopReason
 from kifu.training.run import Result
 
 
@@ -19,8 +20,21 @@ def show_result(result: Result, *, as_json: bool) -> None:
         return
     for summary in result.evaluations[:1] + result.evaluations[1:][-1:]:
         say(f"{'before' if summary.checkpoint == '0' else 'after':<7} {success_line(summary)}")
+        for warning in cuts(summary):
+            say(warning)
     say(f"run     {result.folder}  {result.steps} steps, version {result.version}")
     say(f"next    kifu audit {result.folder} · kifu report {result.folder} · kifu show {result.folder}")
+
+
+def cuts(summary: EvaluationSummary) -> list[str]:
+    """What to say when the collector cut attempts: a figure with cuts in it depends on the machine or on a limit."""
+    found = {name: count for name, count in summary.stops.items() if StopReason(name).owner is Owner.COLLECTOR}
+    if not found:
+        return []
+    return [
+        f"warning {sum(found.values())} of {counted(summary.attempts, 'attempt', 'attempts')} were cut by the "
+        f"collector ({plain(found)}) and count as their verdict at that moment says; raise environment.collector_limits"
+    ]
 
 
 def success_line(summary: EvaluationSummary) -> str:
