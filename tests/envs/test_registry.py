@@ -49,5 +49,20 @@ def test_a_name_that_means_nothing_is_refused_with_what_to_do(tmp_path: Path, na
 def test_an_import_error_inside_the_users_module_is_not_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "needs_more.py").write_text("import a_package_nobody_has\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(ModuleNotFoundError, match="a_package_nobody_has"):
+    with pytest.raises(UsageError, match="a_package_nobody_has"):
         resolve_environment("needs_more:X")
+
+
+@pytest.mark.parametrize("source", ["raise RuntimeError('no licence')", "def (", "raise SystemExit(3)"])
+def test_code_that_cannot_be_executed_is_a_usage_error_each_time(tmp_path: Path, source: str) -> None:
+    """The second attempt does not find a module that was half executed by the first."""
+    (tmp_path / "broken.py").write_text(source + "\n")
+    for _ in range(2):
+        with pytest.raises(UsageError, match=r"loading `.*broken\.py` raised (RuntimeError|SyntaxError|SystemExit)"):
+            resolve_environment(f"{tmp_path}/broken.py:X")
+
+
+@pytest.mark.parametrize("name", ["../../etc/passwd:X", ".relative:X", ":X", "a b:X"])
+def test_a_source_that_is_no_module_name_is_a_usage_error(name: str) -> None:
+    with pytest.raises(UsageError, match="neither a module nor a file"):
+        resolve_environment(name)

@@ -456,3 +456,32 @@ async def test_a_script_that_ends_before_the_task_is_a_natural_end(make_setting:
     assert (found.outcome.reason, found.turns) == (StopReason.NATURAL_END, ())
     assert all(span.origin is not Origin.POLICY for span in found.tape_spans(0))
     assert read_episode(found, RewardRules()) == "no_turn"
+
+
+async def test_a_world_that_cannot_be_closed_is_an_environment_error_without_a_reward(
+    make_setting: MakeSetting, attempt: Attempt, says: Says
+) -> None:
+    class Stuck(Counted):
+        def close(self) -> None:
+            super().close()
+            raise OSError("device busy")
+
+    found = await attempt(make_setting(Stuck), says("end"))
+
+    assert (found.outcome.reason, found.verdict, found.reward) == (StopReason.ENV_ERROR, None, None)
+    assert "device busy" in found.outcome.detail
+    assert closings(Stuck) == [1]
+
+
+@pytest.mark.parametrize("wrong", [3, "\ud800"])
+async def test_a_state_key_no_record_can_hold_is_an_environment_error(
+    make_setting: MakeSetting, attempt: Attempt, says: Says, wrong: object
+) -> None:
+    class Odd(Counted):
+        def state_key(self) -> str:
+            return wrong  # type: ignore[return-value]
+
+    found = await attempt(make_setting(Odd), says("act"))
+
+    assert found.outcome.reason is StopReason.ENV_ERROR
+    assert "state_key()" in found.outcome.detail

@@ -7,7 +7,7 @@ import pytest
 
 from kifu.envs import Environment, Task
 from kifu.envs.suites.key_door import KeyDoor
-from kifu.errors import ExperimentError
+from kifu.errors import EnvironmentFailure, ExperimentError
 from kifu.training.tasks import GeneratedTasks, ListedTasks, SeedRange, demonstration_task, parse_splits
 
 
@@ -117,3 +117,22 @@ def test_an_environment_without_tasks_has_no_demonstrations() -> None:
 
     with pytest.raises(ExperimentError, match="`Bare` has no split `demonstration`: only listed tasks"):
         demonstration_task(Bare, 0)
+
+
+@pytest.mark.parametrize("text", ["seed 5..1", "seed 99_999_999_999.."])
+def test_a_range_without_a_seed_is_refused(text: str) -> None:
+    with pytest.raises(ExperimentError, match=r"environment\.splits\.train: .* holds no seed"):
+        parse_splits({"train": text})
+
+
+def test_a_generator_that_raises_or_gives_no_task_is_the_environments_failure() -> None:
+    def broken(split: str, seed: int) -> Iterable[Task]:
+        raise RuntimeError("no generator")
+
+    def odd(split: str, seed: int) -> Iterable[Task]:
+        return ["task"]  # type: ignore[list-item]
+
+    for generate, told in ((broken, "no generator"), (odd, "found str")):
+        source = GeneratedTasks(generate=generate, ranges=parse_splits({"train": "seed 0.."}), seed=0)
+        with pytest.raises(EnvironmentFailure, match=told):
+            source.training(0)

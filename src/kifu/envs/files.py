@@ -1,5 +1,6 @@
-"""A user's Python file as a module, without a place on the path."""
+"""A user's code: a module on the path, or a file without a place on it."""
 
+import importlib
 import importlib.util
 import sys
 from pathlib import Path
@@ -19,7 +20,7 @@ def load_file(path: Path, *, wanted: str = "environment") -> ModuleType:
         wanted: what it is loaded for, for the message.
 
     Raises:
-        UsageError: no such file.
+        UsageError: no such file, or executing it raises.
     """
     if not path.is_file():
         raise UsageError(f"{wanted}: no file {path} (looked from {Path.cwd()})")
@@ -32,5 +33,41 @@ def load_file(path: Path, *, wanted: str = "environment") -> ModuleType:
     assert spec.loader is not None, "a .py file always has a loader"
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        raise _unloadable(str(path), wanted, error) from error
     return module
+
+
+def load_module(source: str, *, wanted: str = "environment") -> ModuleType:
+    """Import ``package.module``, or load ``path/to/file.py``.
+
+    Args:
+        source: either.
+        wanted: what it is loaded for, for the message.
+
+    Raises:
+        UsageError: it does not exist, or executing it raises.
+    """
+    if source.endswith(".py"):
+        return load_file(Path(source), wanted=wanted)
+    if not all(part.isidentifier() for part in source.split(".")):
+        raise UsageError(
+            f"{wanted}: `{source}` is neither a module nor a file; expected `package.module` or `path/to/file.py`"
+        )
+    try:
+        return importlib.import_module(source)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (source == error.name or source.startswith(f"{error.name}.")):
+            raise UsageError(
+                f"{wanted}: no module `{source}` on the path; install it, or name its file: `path/to/file.py`"
+            ) from error
+        raise _unloadable(source, wanted, error) from error
+    except (Exception, SystemExit) as error:
+        raise _unloadable(source, wanted, error) from error
+
+
+def _unloadable(source: str, wanted: str, error: BaseException) -> UsageError:
+    return UsageError(f"{wanted}: loading `{source}` raised {type(error).__name__}: {error}; mend it or name another")

@@ -1,12 +1,9 @@
 """Every built-in environment by name, and how a user's own is found."""
 
-import importlib
 from collections.abc import Mapping
-from pathlib import Path
-from types import ModuleType
 
 from kifu.envs.contract import Environment
-from kifu.envs.files import load_file
+from kifu.envs.files import load_module
 from kifu.envs.suites.calc_tools import CalcTools
 from kifu.envs.suites.corridor import Corridor
 from kifu.envs.suites.jsonl import questions
@@ -42,9 +39,10 @@ def resolve_environment(name: str) -> type[Environment]:
     source, colon, attribute = name.rpartition(":")
     if not colon:
         raise UsageError(
-            f"no environment `{name}`; {nearest(name, list(ENVIRONMENTS))} Your own is named `module:Class`."
+            f"no environment `{name}`; {nearest(name, list(ENVIRONMENTS))} "
+            "Your own is named `module:Class` or `file.py:Class`."
         )
-    module = load_file(Path(source)) if source.endswith(".py") else _load_module(source)
+    module = load_module(source)
     found = getattr(module, attribute, None)
     if found is None:
         classes = [
@@ -54,14 +52,3 @@ def resolve_environment(name: str) -> type[Environment]:
     if not (isinstance(found, type) and issubclass(found, Environment)):
         raise UsageError(f"environment `{name}`: found {found!r}, expected a subclass of kifu.Environment")
     return found
-
-
-def _load_module(source: str) -> ModuleType:
-    try:
-        return importlib.import_module(source)
-    except ModuleNotFoundError as error:
-        if error.name is not None and (source == error.name or source.startswith(f"{error.name}.")):
-            raise UsageError(
-                f"environment: no module `{source}` on the path; install it, or name its file: `path/to/file.py:Class`"
-            ) from error
-        raise

@@ -3,15 +3,18 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from math import isfinite
 from types import MappingProxyType
 from typing import TypeAlias
 
 from kifu.errors import RecordError
 from kifu.records import Json, Owner, StopReason, Trust
+from kifu.records.plain import as_items, as_real, as_text, as_whole
 
 Snapshot: TypeAlias = "Json | bytes"
 """JSON-compatible state, or bytes with a safe parser; never a pickle."""
+
+
+_LARGEST = 1 << 63
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +28,11 @@ class Task:
     data: Mapping[str, Json] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        for name in ("id", "family", "split"):
+            as_text(getattr(self, name), f"task: {name}")
+        seed: object = self.seed
+        if not isinstance(seed, int) or not -_LARGEST <= seed < _LARGEST:
+            raise RecordError(f"task `{self.id}`: seed must be an integer of 64 bits, found {repr(seed)[:100]}")
         object.__setattr__(self, "data", MappingProxyType(dict(self.data)))
 
 
@@ -56,6 +64,9 @@ class Observation:
     text: str
     trust: Trust = Trust.TASK
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "trust", _trust(self.trust))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
@@ -76,17 +87,38 @@ class Reply:
     def __post_init__(self) -> None:
         if not isinstance(self.text, str):
             raise RecordError(f"reply: text must be str, found {type(self.text).__name__}")
-        if self.stop is not None and self.stop.owner is not Owner.TASK:
+        if self.stop is not None and _reason(self.stop).owner is not Owner.TASK:
             raise RecordError(
-                f"reply: stop reason `{self.stop}` belongs to the {self.stop.owner}; an environment may end an episode "
-                "only with success, failure or task_budget"
+                f"reply: stop reason `{self.stop}` belongs to the {_reason(self.stop).owner}; an environment may end "
+                "an episode only with success, failure or task_budget"
             )
-        for name, value in self.rewards.items():
-            if not isfinite(value):
-                raise RecordError(f"reply: reward component `{name}` is {value!r}; it must be a finite number")
-        if not (isfinite(self.duration) and self.duration > 0):
-            raise RecordError(f"reply: duration must be finite and > 0 task units, found {self.duration}")
-        object.__setattr__(self, "rewards", MappingProxyType(dict(self.rewards)))
+        rewards = {
+            name: as_real(value, f"reply: reward component `{name}`")
+            for name, value in as_items(self.rewards, "reply: rewards")
+        }
+        duration = as_real(self.duration, "reply: duration")
+        if not duration > 0:
+            raise RecordError(f"reply: duration must be > 0 task units, found {self.duration}")
+        object.__setattr__(self, "rewards", MappingProxyType(rewards))
+        object.__setattr__(self, "duration", duration)
+        object.__setattr__(self, "trust", _trust(self.trust))
+        object.__setattr__(self, "stop", None if self.stop is None else _reason(self.stop))
+        if self.exit_status is not None:
+            object.__setattr__(self, "exit_status", as_whole(self.exit_status, "reply: exit_status"))
+
+
+def _reason(value: object) -> StopReason:
+    try:
+        return StopReason(value)  # type: ignore[arg-type]
+    except ValueError as cause:
+        raise RecordError(f"reply: stop is {value!r}, expected success, failure or task_budget") from cause
+
+
+def _trust(value: object) -> Trust:
+    try:
+        return Trust(value)  # type: ignore[arg-type]
+    except ValueError as cause:
+        raise RecordError(f"trust: found {value!r}, expected one of {', '.join(Trust)}") from cause
 
 
 class SnapshotKind(StrEnum):

@@ -3,10 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from math import isfinite
 from types import MappingProxyType
 
-from kifu.errors import RecordError
+from kifu.records.plain import as_count, as_flag, as_items, as_real, as_text
 
 
 class Owner(StrEnum):
@@ -91,8 +90,8 @@ class Outcome:
         raise TypeError("an Outcome has no truth value; ask terminated, truncated or infra_error")
 
 
-def _frozen(values: Mapping[str, bool]) -> Mapping[str, bool]:
-    return MappingProxyType(dict(values))
+def _items(verdict: "Verdict", name: str) -> list[tuple[str, object]]:
+    return as_items(getattr(verdict, name), f"verdict {name}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,11 +117,23 @@ class Verdict:
     """Digest of the evidence the verifier looked at."""
 
     def __post_init__(self) -> None:
-        if self.score is not None and not isfinite(self.score):
-            raise RecordError(f"verdict score must be finite, found {self.score}; None means success counts as 0 or 1")
+        made: dict[str, object] = {
+            "success": None if self.success is None else as_flag(self.success, "verdict success"),
+            "score": None if self.score is None else as_real(self.score, "verdict score"),
+            "invalid_actions": as_count(self.invalid_actions, "verdict invalid_actions"),
+            "resource_usage": MappingProxyType(
+                {name: as_real(item, f"verdict resource_usage.{name}") for name, item in _items(self, "resource_usage")}
+            ),
+            "evidence": None if self.evidence is None else as_text(self.evidence, "verdict evidence"),
+        }
+        for name in ("infra_status", "assurance", "verifier"):
+            made[name] = as_text(getattr(self, name), f"verdict {name}")
         for name in ("world_state_checks", "format_checks", "safety_checks"):
-            object.__setattr__(self, name, _frozen(getattr(self, name)))
-        object.__setattr__(self, "resource_usage", MappingProxyType(dict(self.resource_usage)))
+            made[name] = MappingProxyType(
+                {check: as_flag(item, f"verdict {name}.{check}") for check, item in _items(self, name)}
+            )
+        for name, value in made.items():
+            object.__setattr__(self, name, value)
 
     @property
     def reward(self) -> float | None:

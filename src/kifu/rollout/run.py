@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from contextlib import suppress
 
 from kifu.envs import Task
 from kifu.envs.contract import canonical_state
@@ -71,6 +72,11 @@ async def run_rollout(
                 await _keep_state(setting, guard, session.outcome)
         except BoundaryError as failure:
             session.outcome = Outcome(reason=_REASONS[type(failure)], detail=str(failure)[:2000])
+        try:
+            await guard.close()
+        except BoundaryError as failure:  # of the environment, like any other: it counts, and it ends no run
+            verdict, final_value = None, None
+            session.outcome = Outcome(reason=_REASONS[type(failure)], detail=str(failure)[:2000])
         session.log.close_turn()
         outcome = session.outcome
         if outcome is None:
@@ -104,7 +110,8 @@ async def run_rollout(
         if not isinstance(writer, Script):
             for context in session.contexts:
                 writer.release(context)
-        await guard.close()
+        with suppress(BoundaryError):  # closed already, unless the attempt was cancelled
+            await guard.close()
 
 
 async def _attempt(setting: Setting, session: Session, task: Task) -> None:

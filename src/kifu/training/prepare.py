@@ -14,6 +14,7 @@ from kifu.algorithms import Algorithm, build_algorithm
 from kifu.credit import Bootstrap, CutTreatment, Exclude, Terminal
 from kifu.credit.reading import RewardRules
 from kifu.envs import Environment, Task
+from kifu.envs.declared import asking, check_declared, tool_names
 from kifu.envs.registry import resolve_environment
 from kifu.errors import ExperimentError
 from kifu.models import ModelFolder, pull
@@ -131,6 +132,7 @@ def prepare(loaded: Loaded) -> Prepared:
     """
     experiment = loaded.experiment
     environment = loaded.environment or resolve_environment(_located(experiment.environment.name, loaded.folder))
+    check_declared(environment)
     loaded = _with_tasks(loaded, environment)
     stages = _stages(experiment)
     for stage in stages:
@@ -197,8 +199,9 @@ def prepare(loaded: Loaded) -> Prepared:
 def _check_tasks(prepared: Prepared) -> None:
     """Make the first task to train on and the last one to evaluate on, so that a run does not end for want of them."""
     source, layer = prepared.task_source(0), prepared.experiment.evaluation
-    source.training(0)
-    source.evaluation(layer.split, layer.tasks - 1)
+    with asking(f"environment `{prepared.environment.__name__}`, listing its tasks"):
+        source.training(0)
+        source.evaluation(layer.split, layer.tasks - 1)
 
 
 def _located(name: str, folder: Path) -> str:
@@ -295,14 +298,18 @@ def _tool_names(environment: type[Environment], options: Mapping[str, Any]) -> t
     Raises:
         ExperimentError: the constructor does not take the options.
     """
-    try:
-        world = environment(**options)
-    except TypeError as cause:
-        raise ExperimentError(f"environment.options do not fit `{environment.__name__}`: {cause}") from cause
-    try:
-        return tuple(spec.name for spec in world.tools())
-    finally:
-        world.close()
+    with asking(f"environment `{environment.__name__}`, making an instance"):
+        try:
+            world = environment(**options)
+        except TypeError as cause:
+            if not options:
+                raise
+            raise ExperimentError(f"environment.options do not fit `{environment.__name__}`: {cause}") from cause
+    with asking(f"environment `{environment.__name__}`, listing its tools"):
+        try:
+            return tool_names(world)
+        finally:
+            world.close()
 
 
 def _renderer(
@@ -389,7 +396,8 @@ def _examples(environment: type[Environment], count: int, dialect: Dialect) -> t
 
 def _script(environment: type[Environment], task: Task, *, seed: int, noise: float) -> Script:
     try:
-        calls = environment.demonstrate(task, seed=seed, noise=noise)
+        with asking(f"environment `{environment.__name__}`, demonstrating task {task.id}"):
+            calls = tuple(environment.demonstrate(task, seed=seed, noise=noise))
     except NotImplementedError as missing:
         raise ExperimentError(
             f"environment `{environment.__name__}` has no demonstrator; define `demonstrate(task, *, seed, noise)`, "

@@ -1,13 +1,12 @@
 """Questions from a JSONL file, each answered by one message: the environment of single-turn RLVR."""
 
-import importlib
 import json
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import ClassVar, TypeAlias
 
 from kifu.envs.contract import Environment
-from kifu.envs.files import load_file
+from kifu.envs.files import load_module
 from kifu.envs.spec import Capabilities, Snapshot, Task, ToolSpec
 from kifu.errors import UsageError, nearest
 from kifu.records import Json, ToolCall, Verdict
@@ -209,12 +208,11 @@ def resolve_reward(name: str) -> RewardFunction:
         return REWARDS[name]
     module, colon, attribute = name.rpartition(":")
     if not colon:
-        raise UsageError(f"no reward `{name}`; {nearest(name, list(REWARDS))} Your own is named `module:function`.")
-    try:
-        source = load_file(Path(module), wanted="reward") if module.endswith(".py") else importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        raise UsageError(f"reward `{name}`: no module `{error.name}` on the path") from error
-    found = getattr(source, attribute, None)
+        raise UsageError(
+            f"no reward `{name}`; {nearest(name, list(REWARDS))} "
+            "Your own is named `module:function` or `file.py:function`."
+        )
+    found = getattr(load_module(module, wanted="reward"), attribute, None)
     if not callable(found):
         raise UsageError(f"reward `{name}`: `{module}` has no function `{attribute}`")
     rule: RewardFunction = found
