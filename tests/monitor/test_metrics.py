@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
 
-from kifu.errors import UsageError
+from kifu.errors import AlteredError, StorageError, UsageError
 from kifu.monitor import EventWriter, MetricsWriter, StepMetrics, read_metrics, undocumented
 
 
@@ -97,3 +97,21 @@ def test_a_field_cannot_be_given_twice() -> None:
 def test_names_outside_the_table_are_found() -> None:
     """Families admit by prefix with their slash, not by similar words."""
     assert undocumented(["loss", "time/tools_s", "stop/success", "mystery", "timers/x"]) == ["mystery", "timers/x"]
+
+
+@pytest.mark.parametrize("line", [b"{broken", b"[1, 2]", b'{"seconds": 1}', b"\xff\xfe\x00"])
+def test_a_damaged_line_is_named_and_the_file_is_left_as_it_is(tmp_path: Path, line: bytes) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 0}\n' + line + b"\n")
+
+    with pytest.raises(AlteredError, match=r"metrics\.jsonl, line 2"):
+        read_metrics(path)
+    with pytest.raises(AlteredError, match=r"metrics\.jsonl, line 2"):
+        MetricsWriter(path, resume_at=1)
+
+    assert path.read_bytes() == b'{"step": 0}\n' + line + b"\n"
+
+
+def test_metrics_that_cannot_be_read_are_a_storage_error(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="cannot read the metrics"):
+        read_metrics(tmp_path)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from kifu.errors import UsageError
+from kifu.errors import AlteredError, StorageError, UsageError
 from kifu.monitor.events import EventWriter
 from kifu.monitor.runfolder import write_atomic
 from kifu.records.files import storing
@@ -136,9 +136,30 @@ class MetricsWriter:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """All whole lines, in order; safe while a run writes: a last line without its newline is left out."""
-    whole, _, _ = path.read_bytes().rpartition(b"\n")
-    return [json.loads(line) for line in whole.splitlines() if line.strip()]
+    """All whole lines, in order; safe while a run writes: a last line without its newline is left out.
+
+    Raises:
+        AlteredError: a whole line is not what a run writes.
+        StorageError: the file cannot be read.
+    """
+    try:
+        whole, _, _ = path.read_bytes().rpartition(b"\n")
+    except OSError as cause:
+        raise StorageError(f"{path}: cannot read the metrics: {cause.strerror}") from cause
+    return [_read_line(path, number, line) for number, line in enumerate(whole.split(b"\n"), 1) if line.strip()]
+
+
+def _read_line(path: Path, number: int, line: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(line)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict) or not isinstance(found.get("step"), int):
+        raise AlteredError(
+            f"{path}, line {number}: found {line[:40]!r}, expected a JSON object with its `step`. "
+            "Nothing is worked out from metrics: delete the line, or restore the file from a copy."
+        )
+    return found
 
 
 def _line(row: Mapping[str, Any]) -> bytes:
