@@ -76,6 +76,23 @@ def test_an_expected_failure_has_no_traceback_unless_asked_for(tmp_path: Path) -
     assert "Traceback" in loud.stderr
 
 
+@pytest.mark.parametrize("name", ["plan.jsonl", "records/manifest.jsonl", "metrics.jsonl"])
+def test_a_file_that_cannot_be_read_is_a_failure_of_storage(kifu: Kifu, copied: Path, name: str) -> None:
+    (copied / name).unlink()
+    (copied / name).mkdir()
+    found = kifu("report", copied)
+    assert found.exit_code == 4
+    assert name in found.stderr.replace("\n", "")
+    assert "unexpected" not in found.stderr
+
+
+def test_a_folder_that_cannot_be_made_is_a_failure_of_storage(kifu: Kifu, tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("")
+    found = kifu("init", tmp_path / "taken" / "doors")
+    assert found.exit_code in (2, 4)
+    assert "unexpected" not in found.stderr
+
+
 def test_an_unexpected_failure_is_one_line_unless_asked_for(tmp_path: Path) -> None:
     broken = "import kifu.cli.doctor as d\ndef facts(): raise ZeroDivisionError('boom')\nd.facts = facts\n"
     quiet, loud = command("doctor", before=broken), command("doctor", before=broken, KIFU_DEBUG="1")

@@ -54,6 +54,24 @@ def test_a_dropped_part_is_named(kifu: Kifu, copied: Path) -> None:
     assert f"records/{part.name}" in found.stdout
 
 
+@pytest.mark.parametrize("damage", ["altered", "missing"])
+def test_a_frozen_experiment_that_is_not_as_written_is_named(kifu: Kifu, copied: Path, damage: str) -> None:
+    """Credit follows from the protocol, so a record with another one says something else."""
+    path = copied / "protocol.toml"
+    if damage == "missing":
+        path.unlink()
+    else:
+        path.write_text(path.read_text().replace("gamma = 1.0", "gamma = 0.5").replace("kifu", "Kifu") + "\n# more\n")
+
+    found = kifu("audit", copied, "--no-scores", "--json")
+    gone_on = kifu("resume", copied)
+
+    assert found.exit_code == 1
+    assert [item["part"] for item in json.loads(found.stdout)["problems"]] == ["protocol.toml"]
+    assert gone_on.exit_code == (0 if damage == "missing" else 4)
+    assert kifu("audit", copied, "--no-scores").exit_code == (0 if damage == "missing" else 1)
+
+
 @pytest.mark.parametrize("name", ["records/manifest.jsonl", "plan.jsonl", "weights/versions.jsonl"])
 def test_a_cut_tail_is_named_with_its_file(kifu: Kifu, copied: Path, name: str) -> None:
     path = copied / name

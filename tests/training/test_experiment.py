@@ -83,6 +83,10 @@ CASES: dict[str, tuple[str, list[str]]] = {
     ),
     "a number out of range": (toml("").replace("steps = 2", "steps = 0"), ["update.steps", "greater than", "found 0"]),
     "a fraction for a count": (toml("").replace("steps = 2", "steps = 1.5"), ["update.steps", "found 1.5"]),
+    "a decay that never forgets": (
+        toml("", update='optimizer = { type = "adamw", learning_rate = 1e-3, betas = [0.9, 1.0] }\n'),
+        ["update.optimizer.betas.1", "less than 1", "found 1.0"],
+    ),
     "nan": (toml("", credit="gamma = nan\n"), ["credit.gamma", "found nan"]),
     "an infinite rate": (
         toml("", update='optimizer = { type = "adamw", learning_rate = inf }\n'),

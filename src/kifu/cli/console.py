@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kifu.dashboard.text import printable
-from kifu.errors import KifuError
+from kifu.errors import KifuError, StorageError
 
 Parameters = ParamSpec("Parameters")
 
@@ -117,8 +117,12 @@ def guarded(command: Callable[Parameters, None]) -> Callable[Parameters, None]:
             raise _failed(str(error), error.exit_code, error) from error
         except KeyboardInterrupt as stopped:
             raise _failed("interrupted", INTERRUPTED, None) from stopped
-        except (typer.Exit, typer.Abort):
+        except (typer.Exit, typer.Abort, BrokenPipeError):
             raise
+        except OSError as error:
+            where = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
+            what = f"{where}{error.strerror or error}. Mend that file or folder, or name another."
+            raise _failed(what, StorageError.exit_code, error) from error
         except Exception as error:
             if os.environ.get("KIFU_DEBUG") == "1":
                 raise

@@ -1,5 +1,6 @@
 """The folder of one run: where everything lies, and how small files are replaced whole."""
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,6 +12,9 @@ from kifu.records import write_atomically
 
 RUN_FORMAT = 1
 """Format of the run folder. A reader refuses a newer one."""
+
+PROTOCOL_FILE = "protocol_file"
+"""Fact of ``run.json``: SHA-256 of the bytes of ``protocol.toml``."""
 
 _FOLDERS = ("records", "wal", "weights", "checkpoints", "blobs")
 
@@ -83,6 +87,22 @@ class RunFolder:
     def protocol(self) -> Path:
         """The frozen experiment."""
         return self.root / "protocol.toml"
+
+    def protocol_problem(self) -> str | None:
+        """What is wrong with ``protocol.toml``; None when it is as written, or when the run noted no digest of it."""
+        noted = self.facts().get(PROTOCOL_FILE)
+        if noted is None:
+            return None
+        way_out = "Delete it and `kifu resume` writes it again, or restore it from a copy."
+        try:
+            found = hashlib.sha256(self.protocol.read_bytes()).hexdigest()
+        except FileNotFoundError:
+            return f"{self.protocol}: missing; `kifu resume` writes it again"
+        except OSError as cause:
+            return f"{self.protocol}: cannot be read: {cause.strerror}. {way_out}"
+        if found == noted:
+            return None
+        return f"{self.protocol}: SHA-256 {found[:12]}, run.json promises {str(noted)[:12]}. {way_out}"
 
     @property
     def records(self) -> Path:

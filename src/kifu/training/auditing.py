@@ -107,6 +107,9 @@ def _heads(folder: RunFolder) -> tuple[Heads, list[Problem]]:
         plan=_noted(facts.get("plan_head")),
         versions=_noted(facts.get("versions_head")),
     )
+    protocol = folder.protocol_problem()
+    if protocol is not None:
+        problems.append(Problem(what=protocol, part=folder.protocol.name))
     for path in list_checkpoints(folder.checkpoints)[-1:]:
         try:
             mark = load_checkpoint(path)[0]

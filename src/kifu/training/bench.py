@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from kifu.engines import build_engine
 from kifu.envs import SnapshotKind, Task
-from kifu.errors import AlteredError, StorageError
+from kifu.errors import AlteredError, EngineFailure, StorageError
 from kifu.monitor import RunFolder
 from kifu.policy import Engine, Machine, Weights
 from kifu.records import Purpose, Trajectory
@@ -102,7 +102,12 @@ class Bench:
         """Make the engine of a stage; the one before is let go first."""
         self.let_go()
         name = self.experiment.policy.engine
-        self.engine = build_engine(name, self.prepared.engine_spec(stage, seed=self.seed, initial=initial))
+        try:
+            self.engine = build_engine(name, self.prepared.engine_spec(stage, seed=self.seed, initial=initial))
+        except (RuntimeError, MemoryError) as cause:  # what torch raises when memory does not suffice
+            raise EngineFailure(
+                f"the engine `{name}` cannot be built: {cause}. Choose a smaller model, or a machine with more memory."
+            ) from cause
         tasks = self.prepared.task_source(self.seed)
         setting = self.prepared.setting
         self.collector = Collector(

@@ -165,12 +165,16 @@ class CreditLayer(Layer):
     shaping: Shaping = NoShaping()
 
 
+Decay = Annotated[float, Field(ge=0, lt=1)]
+"""Share of a running mean that is kept."""
+
+
 class Optimizer(Layer):
     """AdamW."""
 
     type: Literal["adamw"] = "adamw"
     learning_rate: float = Field(gt=0)
-    betas: tuple[float, float] = (0.9, 0.99)
+    betas: tuple[Decay, Decay] = (0.9, 0.99)
     eps: float = Field(default=1e-8, gt=0)
     weight_decay: float = Field(default=0.0, ge=0)
     warmup_steps: int = Field(default=0, ge=0)

@@ -1,6 +1,7 @@
 """Starting a run, and going on with one: folder, lock, store, engine, loop, and how it ended."""
 
 import asyncio
+import hashlib
 import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -13,7 +14,7 @@ import tomlkit
 
 from kifu.errors import AlteredError, ExperimentError, KifuError, StorageError
 from kifu.evaluation import EvaluationSummary
-from kifu.monitor import RunFolder, write_atomic
+from kifu.monitor import PROTOCOL_FILE, RunFolder, write_atomic
 from kifu.records import Trajectory, read_chain
 from kifu.records.ledger import Ledger
 from kifu.records.plan import PlanLine, PlanLog, read_plan
@@ -84,6 +85,9 @@ def resume(root: Path, *, environment: Loaded | None = None, quiet: bool = False
     folder, prepared = reopen(root, environment=environment)
     if not folder.protocol.exists():
         _write_protocol(folder, prepared)
+    altered = folder.protocol_problem()
+    if altered is not None:
+        raise AlteredError(altered)
     return _drive(prepared, folder, seed=folder.facts()["seed"], quiet=quiet)
 
 
@@ -121,6 +125,7 @@ def _facts(prepared: Prepared, seed: int) -> dict[str, Any]:
             **loaded.experiment.model_dump(mode="json", by_alias=True, exclude_none=True),
             "machine": loaded.machine.model_dump(mode="json", exclude_none=True),
         },
+        PROTOCOL_FILE: hashlib.sha256(_protocol_text(prepared)).hexdigest(),
         "symbols": _symbols(prepared),
         "algorithm_card": asdict(prepared.stages[-1].algorithm.card),
         "relative_to": str(loaded.folder.resolve()),
@@ -143,7 +148,11 @@ def _loaded(facts: Mapping[str, Any], root: Path) -> Loaded:
 
 
 def _write_protocol(folder: RunFolder, prepared: Prepared) -> None:
-    write_atomic(folder.protocol, tomlkit.dumps(_without_none(prepared.protocol.tables)).encode())
+    write_atomic(folder.protocol, _protocol_text(prepared))
+
+
+def _protocol_text(prepared: Prepared) -> bytes:
+    return tomlkit.dumps(_without_none(prepared.protocol.tables)).encode()
 
 
 def _without_none(value: Any) -> Any:  # noqa: ANN401 (a JSON tree)
