@@ -4,6 +4,7 @@ import math
 from itertools import islice
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from kifu.envs import Environment, GuardedEnvironment, Task, resolve_environment
@@ -82,7 +83,17 @@ def not_a_number(answer: str, task: Task) -> float:
     return float("nan")
 
 
-@pytest.mark.parametrize(("rule", "reward"), [(half, 0.5), (whole, 1.0), (judged, 0.25)])
+def single_precision(answer: str, task: Task) -> float:
+    return np.float32(0.5)  # type: ignore[return-value]
+
+
+def numpy_truth(answer: str, task: Task) -> bool:
+    return np.bool_(answer == "4")  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    ("rule", "reward"), [(half, 0.5), (whole, 1.0), (judged, 0.25), (single_precision, 0.5), (numpy_truth, 1.0)]
+)
 async def test_a_reward_function_may_return_a_score_a_success_or_a_verdict(
     good: Path, rule: RewardFunction, reward: float
 ) -> None:
@@ -134,6 +145,10 @@ def test_a_file_is_an_environment_by_its_name(good: Path) -> None:
         (b'{"prompt": "x", "split": 1}', r"line 2: found split 1, expected a text"),
         (b'{"prompt": "x", "verifier": "numeric1"}', r"line 2: no verifier `numeric1`; did you mean `numeric`"),
         (b'{"prompt": "caf\xe9"}', r"line 2: not UTF-8"),
+        (b'{"prompt": "a \\ud800 b"}', r"line 2: found the lone surrogate \\ud800"),
+        (b'{"prompt": "x", "id": "\\udc00"}', r"line 2: found the lone surrogate \\udc00"),
+        (b'{"prompt": "x", "y": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", r"line 2: JSON that cannot be held"),
+        (b'{"prompt": "x", "answer": ' + b"9" * 6_000 + b"}", r"line 2: JSON that cannot be held"),
         (b'{"prompt": "x", "id": "bad/1"}', r"line 2: id 'bad/1' stands on an earlier line"),
     ],
 )

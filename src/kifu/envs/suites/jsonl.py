@@ -3,11 +3,14 @@
 import json
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias
+
+import numpy as np
 
 from kifu.envs.contract import Environment
 from kifu.envs.files import load_module
 from kifu.envs.spec import Capabilities, Snapshot, Task, ToolSpec
+from kifu.envs.text import visible
 from kifu.errors import UsageError, nearest
 from kifu.records import Json, ToolCall, Verdict
 from kifu.verify import exact, numeric, regex
@@ -168,7 +171,7 @@ def load_questions(path: str | Path) -> tuple[Task, ...]:
     return tuple(tasks.values())
 
 
-def _parse(raw: bytes, *, where: str, default_id: str) -> Task:
+def _read(raw: bytes, where: str) -> Any:  # noqa: ANN401 (a JSON tree)
     try:
         row = json.loads(raw)
     except UnicodeDecodeError as error:
@@ -177,6 +180,18 @@ def _parse(raw: bytes, *, where: str, default_id: str) -> Task:
         ) from error
     except json.JSONDecodeError as error:
         raise UsageError(f"{where}: not JSON ({error.msg} at column {error.colno})") from error
+    except (ValueError, RecursionError) as error:  # numbers of thousands of digits, thousands of brackets
+        raise UsageError(f"{where}: JSON that cannot be held ({error}); leave that value out") from error
+    try:
+        json.dumps(row, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        lone = visible(error.object[error.start : error.end])
+        raise UsageError(f"{where}: found the lone surrogate {lone}, expected Unicode text; leave it out") from error
+    return row
+
+
+def _parse(raw: bytes, *, where: str, default_id: str) -> Task:
+    row = _read(raw, where)
     if not isinstance(row, dict):
         raise UsageError(f"{where}: found {type(row).__name__}, expected an object with a prompt")
     if not isinstance(row.get("prompt"), str) or not row["prompt"].strip():
@@ -227,8 +242,8 @@ def as_verdict(found: object, *, verifier: str) -> Verdict:
     """
     if isinstance(found, Verdict):
         return found
-    if isinstance(found, bool):
-        return Verdict(success=found, assurance="text", verifier=verifier)
-    if isinstance(found, int | float):
-        return Verdict(success=found >= 1.0, score=float(found), assurance="text", verifier=verifier)
+    if isinstance(found, bool | np.bool_):
+        return Verdict(success=bool(found), assurance="text", verifier=verifier)
+    if isinstance(found, int | float | np.integer | np.floating):
+        return Verdict(success=bool(found >= 1.0), score=float(found), assurance="text", verifier=verifier)
     raise TypeError(f"the reward function returned {type(found).__name__}, expected bool, float or Verdict")
