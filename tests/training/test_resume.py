@@ -49,7 +49,13 @@ class Killer:
     server: "subprocess.Popen[str]"
 
     def run(
-        self, folder: Path, *, crash_at: str = "", after_s: float | None = None, stop_in: str = ""
+        self,
+        folder: Path,
+        *,
+        crash_at: str = "",
+        after_s: float | None = None,
+        stop_in: str = "",
+        by: signal.Signals = signal.SIGINT,
     ) -> tuple[int, str]:
         """Exit code of one process, and the last phase it was in."""
         assert self.server.stdin is not None
@@ -66,7 +72,7 @@ class Killer:
         if stop_in:
             while not phases.exists() or phases.read_text().split().count(stop_in) < 2:
                 time.sleep(0.01)
-            os.kill(child, signal.SIGINT)
+            os.kill(child, by)
         code = int(self.server.stdout.readline())
         told = phases.read_text().split() if phases.exists() else []
         return code, told[-1] if told else "start"
@@ -202,11 +208,11 @@ def test_an_asynchronous_run_ends_with_every_rollout_in_one_bucket(tmp_path: Pat
             assert len(ledgers) == 7  # one a step, and the last evaluation
 
 
-@pytest.mark.parametrize("phase", ["collect", "update"])
-def test_a_run_stopped_by_its_user_ends_the_same(tmp_path: Path, phase: str) -> None:
+@pytest.mark.parametrize(("phase", "by"), [("collect", signal.SIGINT), ("update", signal.SIGTERM)])
+def test_a_run_stopped_by_its_user_or_a_scheduler_ends_the_same(tmp_path: Path, phase: str, by: signal.Signals) -> None:
     with serving("key_door.toml", recurrent()) as killer:
         assert killer.run(tmp_path / "untouched")[0] == 0
-        code, _ = killer.run(tmp_path / "stopped", stop_in=phase)
+        code, _ = killer.run(tmp_path / "stopped", stop_in=phase, by=by)
         facts = json.loads((tmp_path / "stopped" / "run.json").read_text())
         assert (code, facts["status"]) == (130, "interrupted")
         assert audit_run(tmp_path / "stopped").problems == ()

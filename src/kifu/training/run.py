@@ -271,5 +271,6 @@ async def _run(loop: Loop, bench: Bench, progress: Progress) -> None:
         await bench.engine.sampler.load(bench.kept(progress.version))
     running = asyncio.get_running_loop()
     with suppress(NotImplementedError, RuntimeError, ValueError):  # not the main thread: our caller handles it
-        running.add_signal_handler(signal.SIGINT, loop.stop)
+        for asked in (signal.SIGINT, signal.SIGTERM):  # by a user, by a scheduler that wants the machine back
+            running.add_signal_handler(asked, loop.stop)
     await loop.run()
