@@ -1,5 +1,6 @@
 """The entry: help, exit codes, errors without tracebacks, and what is loaded for what."""
 
+import json
 import os
 import subprocess
 import sys
@@ -91,6 +92,14 @@ def test_a_folder_that_cannot_be_made_is_a_failure_of_storage(kifu: Kifu, tmp_pa
     found = kifu("init", tmp_path / "taken" / "doors")
     assert found.exit_code in (2, 4)
     assert "unexpected" not in found.stderr
+
+
+def test_what_foreign_code_prints_does_not_touch_the_document() -> None:
+    noisy = "import kifu.cli.doctor as d\nkept = d.facts\ndef facts(): print('noise'); return kept()\nd.facts = facts\n"
+    found = command("doctor", "--json", before=noisy)
+    assert found.returncode == 0
+    assert isinstance(json.loads(found.stdout), dict)
+    assert "noise" in found.stderr
 
 
 def test_an_unexpected_failure_is_one_line_unless_asked_for(tmp_path: Path) -> None:

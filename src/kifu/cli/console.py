@@ -4,8 +4,10 @@ import functools
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping
-from typing import Annotated, Any, ParamSpec, TypeAlias
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, redirect_stdout
+from contextvars import ContextVar
+from typing import Annotated, Any, ParamSpec, TextIO, TypeAlias
 
 import typer
 from rich.console import Console
@@ -19,6 +21,8 @@ Parameters = ParamSpec("Parameters")
 
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print exactly one JSON document on standard output.")]
 INTERRUPTED = 130
+_OUTPUT: ContextVar[TextIO | None] = ContextVar("_OUTPUT", default=None)
+"""Standard output of a command with ``--json``, while what foreign code prints goes to standard error."""
 _PIPE_WIDTH = 200
 """Columns of tables that no terminal limits."""
 
@@ -41,8 +45,9 @@ def say(text: str) -> None:
 
 def document(value: Any) -> None:  # noqa: ANN401 (a JSON tree)
     """The one JSON document of ``--json``."""
-    sys.stdout.write(json.dumps(value, ensure_ascii=False, allow_nan=False, indent=2) + "\n")
-    sys.stdout.flush()
+    out = _OUTPUT.get() or sys.stdout
+    out.write(json.dumps(value, ensure_ascii=False, allow_nan=False, indent=2) + "\n")
+    out.flush()
 
 
 def grid(title: str, *columns: str) -> Table:
@@ -112,7 +117,8 @@ def guarded(command: Callable[Parameters, None]) -> Callable[Parameters, None]:
     @functools.wraps(command)
     def run(*args: Parameters.args, **kwargs: Parameters.kwargs) -> None:
         try:
-            command(*args, **kwargs)
+            with _alone() if kwargs.get("as_json") else nullcontext():
+                command(*args, **kwargs)
         except KifuError as error:
             raise _failed(str(error), error.exit_code, error) from error
         except KeyboardInterrupt as stopped:
@@ -130,6 +136,17 @@ def guarded(command: Callable[Parameters, None]) -> Callable[Parameters, None]:
             raise _failed(what, 1, error) from error
 
     return run
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Keep standard output for `document`: what an environment prints goes to standard error."""
+    kept = _OUTPUT.set(sys.stdout)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        _OUTPUT.reset(kept)
 
 
 def _failed(message: str, code: int, error: BaseException | None) -> typer.Exit:
