@@ -88,22 +88,6 @@ class RunFolder:
         """The frozen experiment."""
         return self.root / "protocol.toml"
 
-    def protocol_problem(self) -> str | None:
-        """What is wrong with ``protocol.toml``; None when it is as written, or when the run noted no digest of it."""
-        noted = self.facts().get(PROTOCOL_FILE)
-        if noted is None:
-            return None
-        way_out = "Delete it and `kifu resume` writes it again, or restore it from a copy."
-        try:
-            found = hashlib.sha256(self.protocol.read_bytes()).hexdigest()
-        except FileNotFoundError:
-            return f"{self.protocol}: missing; `kifu resume` writes it again"
-        except OSError as cause:
-            return f"{self.protocol}: cannot be read: {cause.strerror}. {way_out}"
-        if found == noted:
-            return None
-        return f"{self.protocol}: SHA-256 {found[:12]}, run.json promises {str(noted)[:12]}. {way_out}"
-
     @property
     def records(self) -> Path:
         """Parquet parts and their manifest."""
@@ -169,6 +153,23 @@ def write_atomic(path: Path, data: bytes) -> None:
         StorageError: it cannot be written.
     """
     write_atomically(path, [data], what=path.name)
+
+
+def protocol_problem(folder: RunFolder) -> str | None:
+    """What is wrong with ``protocol.toml``; None when it is as written, or when the run noted no digest of it."""
+    noted = folder.facts().get(PROTOCOL_FILE)
+    if noted is None:
+        return None
+    way_out = "Delete it and `kifu resume` writes it again, or restore it from a copy."
+    try:
+        found = hashlib.sha256(folder.protocol.read_bytes()).hexdigest()
+    except FileNotFoundError:
+        return f"{folder.protocol}: missing; `kifu resume` writes it again"
+    except OSError as cause:
+        return f"{folder.protocol}: cannot be read: {cause.strerror}. {way_out}"
+    if found == noted:
+        return None
+    return f"{folder.protocol}: SHA-256 {found[:12]}, run.json promises {str(noted)[:12]}. {way_out}"
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:

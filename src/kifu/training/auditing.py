@@ -11,7 +11,7 @@ from typing import TypeAlias
 import numpy as np
 
 from kifu.errors import StorageError
-from kifu.monitor import RunFolder, write_json
+from kifu.monitor import RunFolder, protocol_problem, write_json
 from kifu.policy import Sampler, ScoreRequest
 from kifu.records import (
     GENESIS,
@@ -107,7 +107,7 @@ def _heads(folder: RunFolder) -> tuple[Heads, list[Problem]]:
         plan=_noted(facts.get("plan_head")),
         versions=_noted(facts.get("versions_head")),
     )
-    protocol = folder.protocol_problem()
+    protocol = protocol_problem(folder)
     if protocol is not None:
         problems.append(Problem(what=protocol, part=folder.protocol.name))
     for path in list_checkpoints(folder.checkpoints)[-1:]:

@@ -14,7 +14,7 @@ import tomlkit
 
 from kifu.errors import AlteredError, ExperimentError, KifuError, StorageError
 from kifu.evaluation import EvaluationSummary
-from kifu.monitor import PROTOCOL_FILE, RunFolder, write_atomic
+from kifu.monitor import PROTOCOL_FILE, RunFolder, protocol_problem, write_atomic
 from kifu.records import Trajectory, read_chain
 from kifu.records.ledger import Ledger
 from kifu.records.plan import PlanLine, PlanLog, read_plan
@@ -85,7 +85,7 @@ def resume(root: Path, *, environment: Loaded | None = None, quiet: bool = False
     folder, prepared = reopen(root, environment=environment)
     if not folder.protocol.exists():
         _write_protocol(folder, prepared)
-    altered = folder.protocol_problem()
+    altered = protocol_problem(folder)
     if altered is not None:
         raise AlteredError(altered)
     return _drive(prepared, folder, seed=folder.facts()["seed"], quiet=quiet)
