@@ -1,12 +1,15 @@
 """`kifu audit` and `kifu replay`: silent on a true record, exact about a changed one."""
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from typer.testing import Result
+
+from kifu.records import RunStore
 
 Kifu = Callable[..., Result]
 
@@ -31,6 +34,14 @@ def test_a_true_record_is_rebuilt_whole(kifu: Kifu, finished: Path) -> None:
     assert report["problems"] == []
     assert report["ledger_closed"] is True
     assert report["max_logprob_error"] <= 1e-4
+
+
+def test_a_run_that_is_being_written_is_refused_and_named(kifu: Kifu, finished: Path) -> None:
+    with RunStore(finished):
+        found = kifu("audit", finished)
+    assert found.exit_code == 4
+    assert f"process {os.getpid()} is writing this run" in found.stderr
+    assert kifu("audit", finished, "--no-scores").exit_code == 0
 
 
 def test_without_scores_no_error_is_claimed(kifu: Kifu, finished: Path) -> None:

@@ -244,3 +244,10 @@ class TestSchema:
         names = {part.split('"')[0] for part in text.split('"#/$defs/')[1:]}
         assert names <= set(schema["$defs"])
         assert names
+
+
+def test_an_override_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "x.toml"
+    path.write_text("kifu = 1\n")
+    with pytest.raises(ExperimentError, match=r"--set update\.steps=1\nfoo=2: expected path\.to\.field=value"):
+        load_experiment(path, overrides=["update.steps=1\nfoo=2"])

@@ -16,7 +16,7 @@ from kifu.records.planned import check_plan
 from kifu.records.reader import Problem, RunReader
 from kifu.records.rows import Row, content_digest, from_row, from_table, row_digest, to_row, to_table
 from kifu.records.schema import EXCLUDED, FORMAT_VERSION, SCHEMA
-from kifu.records.store import RunLock, RunStore
+from kifu.records.store import RunLock, RunStore, writer_of
 from kifu.records.tokens import (
     Bools,
     Floats,
@@ -147,4 +147,5 @@ __all__ = [
     "view_table",
     "weights_digest",
     "write_atomically",
+    "writer_of",
 ]

@@ -50,6 +50,21 @@ class RunLock:
             self._handle = -1
 
 
+def writer_of(folder: str | Path) -> str | None:
+    """Process that is writing a run, as its lock names it; None when nobody is."""
+    path = Path(folder) / "lock"
+    if not path.exists():
+        return None
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return os.read(handle, 32).decode(errors="replace").strip() or "unknown"
+    finally:
+        os.close(handle)
+    return None
+
+
 class RunStore:
     """The one writer of a run's records.
 

@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from kifu.errors import StorageError
+from kifu.errors import LockedError, StorageError
 from kifu.monitor import RunFolder, protocol_problem, write_json
 from kifu.policy import Sampler, ScoreRequest
 from kifu.records import (
@@ -28,6 +28,7 @@ from kifu.records import (
     audit_run,
     placed_spans,
     read_chain,
+    writer_of,
 )
 from kifu.training.checkpoint import Mark, list_checkpoints, load_checkpoint
 from kifu.training.experiment import Loaded
@@ -64,9 +65,16 @@ def audit(
 
     Raises:
         StorageError: no run there.
+        LockedError: another process is writing the run.
         ExperimentError: the experiment of the folder cannot be rebuilt here; do without scores and replay.
     """
     folder = RunFolder.open(Path(root))
+    writer = writer_of(folder.root)
+    if writer is not None:
+        raise LockedError(
+            f"{folder.root}: process {writer} is writing this run, so its files do not agree yet; audit it when that "
+            "has stopped. `kifu show` and `kifu report` read a run while it is written."
+        )
     heads, problems = _heads(folder)
     report = _report(folder, heads=heads, scores=scores, replay=replay, experiment=experiment, progress=progress)
     report = replace(report, problems=(*report.problems, *problems))

@@ -122,7 +122,8 @@ def _is_another_choice(old: Table, new: Table) -> bool:
 
 def _override(text: str) -> Table:
     path, found, value = text.partition("=")
-    if not found or not re.fullmatch(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*", path.strip()):
+    one_line = "\n" not in text.strip()
+    if not found or not one_line or not re.fullmatch(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*", path.strip()):
         raise ExperimentError(f"--set {text}: expected path.to.field=value, e.g. --set update.steps=4")
     try:
         parsed = tomllib.loads(f"value = {value}")["value"]
@@ -162,7 +163,8 @@ def _explain(problem: ValidationError, model: type[BaseModel], where: str) -> st
             lines.append(f"{path}: missing; it has no default and must be stated")
         else:
             found = "" if isinstance(error["input"], dict) else f", found {error['input']!r}"
-            lines.append(f"{path}: {error['msg']}{found}")
+            message = error["msg"].removeprefix("Value error, ")
+            lines.append(f"{path}: {message}{found}" if path else f"{message}{found}")
     return f"{where}: " + f"\n{where}: ".join(lines)
 
 
