@@ -14,6 +14,7 @@ from kifu.credit.arrays import Doubles
 from kifu.credit.episode import Episode
 from kifu.credit.reading import RewardRules
 from kifu.credit.returns import discounted_returns
+from kifu.credit.td import gae
 from kifu.objectives import ConstantNormalizer, Objective, Reduction, TokenMean, TrajectoryMean, TurnMean
 
 ReductionName: TypeAlias = Literal["token", "turn", "trajectory", "sum"]
@@ -157,3 +158,13 @@ def returns_to_go(episode: Episode, rules: RewardRules) -> Doubles:
     return discounted_returns(
         episode.rewards_K, gamma=rules.gamma, final_value=episode.boundary, durations_K=episode.durations_K
     )
+
+
+def gae_credit(group: Sequence[Episode], rules: RewardRules, *, lam: float) -> list[TurnCredit]:
+    """Advantages by GAE over turns; the critic's target is A_k + V(h_k)."""
+    found = []
+    for episode in group:
+        advantages_K = gae(episode, gamma=rules.gamma, lam=lam)
+        assert episode.values_K is not None, "gae refuses an episode without values"
+        found.append(TurnCredit(advantages_K=advantages_K, value_targets_K=advantages_K + episode.values_K))
+    return found

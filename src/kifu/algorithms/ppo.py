@@ -14,9 +14,9 @@ from kifu.algorithms.composition import (
     Share,
     Source,
     TurnCredit,
+    gae_credit,
     reduction_of,
 )
-from kifu.credit import gae
 from kifu.credit.episode import Episode
 from kifu.credit.reading import RewardRules
 from kifu.objectives import (
@@ -65,12 +65,7 @@ class Ppo:
 
     def credit(self, group: Sequence[Episode], rules: RewardRules) -> list[TurnCredit] | None:
         """A_k by GAE over turns; the critic's target is A_k + V(h_k)."""
-        found = []
-        for episode in group:
-            advantages_K = gae(episode, gamma=rules.gamma, lam=self.lam)
-            assert episode.values_K is not None
-            found.append(TurnCredit(advantages_K=advantages_K, value_targets_K=advantages_K + episode.values_K))
-        return found
+        return gae_credit(group, rules, lam=self.lam)
 
     def objective(self) -> Objective:
         """Clipped surrogate, value regression, entropy bonus."""
