@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -26,10 +27,12 @@ class Dawdling(KeyDoor):
     """Takes its time, and counts who is alive."""
 
     alive = 0
+    counting = threading.Lock()
 
     def __init__(self) -> None:
         super().__init__()
-        type(self).alive += 1
+        with self.counting:
+            type(self).alive += 1
 
     def reset(self, task: Task, seed: int) -> str:
         """Reset after up to 10 ms."""
@@ -38,7 +41,8 @@ class Dawdling(KeyDoor):
 
     def close(self) -> None:
         """Leave."""
-        type(self).alive -= 1
+        with self.counting:
+            type(self).alive -= 1
 
 
 def collector(prepared: Prepared, accepted: list[str], *, fails_at: int = -1) -> Collector:

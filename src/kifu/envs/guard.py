@@ -4,6 +4,7 @@ Whatever an environment does — raise, hang, return nonsense, print ten megabyt
 contract or as a failure attributed to its boundary. A hung call costs its rollout and one thread, never the event loop.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -208,7 +209,11 @@ class GuardedEnvironment:
         if self._boundary.after_stuck(self._world.close_quietly) or self._world.instance is None:
             return
         self._boundary.failed = False
-        await self._boundary.run(f"{self.environment_id}: close", self._world.instance.close)
+        try:
+            await self._boundary.run(f"{self.environment_id}: close", self._world.close)
+        except asyncio.CancelledError:
+            self._boundary.after_stuck(self._world.close_quietly)  # left before it began, it is closed all the same
+            raise
 
 
 def _shown(boundary: Boundary, where: str, found: object) -> tuple[Reply, int]:
@@ -227,6 +232,7 @@ class _World:
 
     def __init__(self, factory: Callable[[], Environment]) -> None:
         self._factory = factory
+        self._ended = False
         self.instance: Environment | None = None
 
     def begin(self) -> Environment:
@@ -251,9 +257,15 @@ class _World:
 
     def close_quietly(self) -> None:
         """Close after a failure that is already reported."""
-        if self.instance is not None:
-            with suppress(Exception):  # its rollout has already failed for another reason
-                self.instance.close()
+        with suppress(Exception):  # its rollout has already failed for another reason
+            self.close()
+
+    def close(self) -> Any:  # noqa: ANN401  # what the environment's own close returns
+        """Close the instance, once."""
+        if self.instance is None or self._ended:
+            return None
+        self._ended = True
+        return self.instance.close()
 
     def kill(self) -> None:
         """End a call that is left running, where that is possible."""
