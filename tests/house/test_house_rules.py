@@ -9,7 +9,9 @@ TOP = Path(__file__).resolve().parents[2]
 FILES = sorted((TOP / "src").rglob("*.py"))
 MAX_FILE, MAX_FUNCTION, MAX_POSITIONAL, MAX_FIELDS, MAX_METHODS = 500, 80, 3, 20, 15
 
-EXEMPT: dict[str, str] = {}
+EXEMPT: dict[str, str] = {
+    "src/kifu/engines/hf/lora.py:forward": "torch passes what an autograd function differentiates by position",
+}
 """``path:name`` to the reason. An entry that no limit needs any more fails below."""
 
 

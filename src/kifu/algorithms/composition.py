@@ -1,21 +1,25 @@
 """What an algorithm is: a frozen value that composes credit, objective, reduction, filter and data source, with a card.
 
-Axes: ``K`` turns of one trajectory, ``G`` members of a group.
+Axes: ``K`` turns of one trajectory, ``N`` trained tokens of one turn, ``G`` members of a group.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Annotated, ClassVar, Literal, Protocol, TypeAlias, assert_never, runtime_checkable
 
+import numpy as np
 from pydantic import Field
 
 from kifu.credit.arrays import Doubles
 from kifu.credit.episode import Episode
 from kifu.credit.reading import RewardRules
 from kifu.credit.returns import discounted_returns
+from kifu.credit.selection import KeepInformative, Selection
 from kifu.credit.td import gae
+from kifu.errors import ArgumentError
 from kifu.objectives import ConstantNormalizer, Objective, Reduction, TokenMean, TrajectoryMean, TurnMean
+from kifu.records import Bools
 
 ReductionName: TypeAlias = Literal["token", "turn", "trajectory", "sum"]
 Epochs: TypeAlias = Annotated[int, Field(ge=1)]
@@ -83,8 +87,27 @@ class TurnCredit:
     """Credit of one trajectory."""
 
     advantages_K: Doubles
+    token_advantages_K: tuple[Doubles, ...] | None = None
+    """``[K][N]`` where the tokens of a turn differ; then ``advantages_K`` is only what people are shown."""
+    kept_K: Bools | None = None
+    """False takes a turn out of the loss and out of its denominators; it stays in the statistics of its group."""
+    copies: int = 1
+    """How often the trajectory stands in the batch."""
     value_targets_K: Doubles | None = None
     """What the critic is regressed on; None without a critic."""
+
+    def tokens(self, turn: int, count: int) -> Doubles:
+        """``[N]`` advantage of each of a turn's ``count`` trained tokens."""
+        if self.token_advantages_K is None:
+            return np.full(count, self.advantages_K[turn])
+        found = self.token_advantages_K[turn]
+        if found.size != count:
+            raise ArgumentError(f"turn {turn} has {count} trained tokens and {found.size} advantages")
+        return found
+
+    def keeps(self, turn: int) -> bool:
+        """Whether the turn is trained."""
+        return self.kept_K is None or bool(self.kept_K[turn])
 
 
 @runtime_checkable
@@ -126,6 +149,8 @@ class Plan:
     """Whether the engine must have a critic."""
     needs_group: bool = False
     """Whether statistics of a group are taken, so that group_size must be at least 2."""
+    selection: Selection = field(default_factory=KeepInformative)
+    """Which of the credited groups are trained, and how often."""
 
 
 def options_of(algorithm: Algorithm) -> dict[str, object]:

@@ -15,7 +15,7 @@ from kifu.training.layers import MachineTable
 from kifu.training.machine import resolve_machine, this_cpu
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-_PACKAGES = ("torch", "transformers", "tokenizers", "peft", "numpy", "pyarrow")
+_PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "pyarrow")
 
 
 @app.command()

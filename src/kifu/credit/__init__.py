@@ -1,7 +1,16 @@
 """Who gets credit: from rewards, values and potentials to advantages. Pure functions on float64, numpy only."""
 
 from kifu.credit.arrays import Doubles
-from kifu.credit.episode import Bootstrap, CutTreatment, Episode, Exclude, Terminal, treat_cut
+from kifu.credit.episode import (
+    Bootstrap,
+    BranchPoint,
+    CutTreatment,
+    Episode,
+    Exclude,
+    Terminal,
+    TurnFacts,
+    treat_cut,
+)
 from kifu.credit.group import (
     PopulationStd,
     SampleStd,
@@ -27,6 +36,7 @@ from kifu.credit.td import gae, td_residuals
 
 __all__ = [
     "Bootstrap",
+    "BranchPoint",
     "CutTreatment",
     "Doubles",
     "Episode",
@@ -36,6 +46,7 @@ __all__ = [
     "Scale",
     "SemanticDistribution",
     "Terminal",
+    "TurnFacts",
     "Unscaled",
     "centred",
     "check_shaping",

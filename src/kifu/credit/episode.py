@@ -1,9 +1,10 @@
-"""The numbers of one trajectory at its turn boundaries, and how its end is treated.
+"""The numbers of one trajectory at its turn boundaries, what else is known of its turns, and how its end is treated.
 
-Axes: ``K`` turns.
+Axes: ``K`` turns, ``N`` trained tokens of one turn.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from math import isfinite
 from typing import TypeAlias, assert_never
 
@@ -12,8 +13,42 @@ from kifu.errors import ArgumentError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TurnFacts:
+    """What is known of one turn besides its reward. None: nobody recorded it."""
+
+    num_tokens: int
+    """Trained tokens of the turn."""
+    state: str | None = None
+    """Key of the state before the action; equal keys mean equal states."""
+    next_state: str | None = None
+    entropy: float | None = None
+    """Nats, mean over the turn's sampled tokens."""
+    gold_logprob: float | None = None
+    """Nats, mean over the gold answer's tokens, given the history before the turn."""
+    rewards: Mapping[str, float] = field(default_factory=dict)
+    """Reward components paid in this turn, unweighted."""
+    calls_tool: bool = True
+    """Whether the turn executed a tool call."""
+    is_void: bool = False
+    """Whether the turn holds neither a call that could be parsed nor a final answer."""
+    logprobs_N: Doubles | None = None
+    """Nats, as recorded when sampling."""
+    entropies_N: Doubles | None = None
+    values_N: Doubles | None = None
+    """V before each token, from a critic that values tokens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BranchPoint:
+    """Where the trajectory left another one: turns before ``turn`` are the parent's."""
+
+    parent: str
+    turn: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Episode:
-    """Rewards and, where there is a critic, values of one trajectory."""
+    """Rewards and, where there is a critic, values of one trajectory, and the facts that some methods credit by."""
 
     rewards_K: Doubles
     """Reward of each turn, paid after its action."""
@@ -25,6 +60,18 @@ class Episode:
     """V(h_T) after the last turn. Ignored when the episode terminated."""
     durations_K: Doubles | None = None
     """Task units each turn took, > 0; None means 1 each."""
+    id: str = ""
+    """Of the trajectory, for messages and for branches that name it."""
+    outcome: float | None = None
+    """The verdict's reward alone, without anything paid on the way."""
+    success: bool | None = None
+    turns: tuple[TurnFacts, ...] = ()
+    """One a turn, or none at all when only numbers are known."""
+    tree: str = ""
+    """Equal for trajectories that branched from one root."""
+    branch: BranchPoint | None = None
+    final_gold_logprob: float | None = None
+    """As `TurnFacts.gold_logprob`, after the last turn."""
 
     def __post_init__(self) -> None:
         rewards_K = as_doubles(self.rewards_K, name="rewards")
@@ -35,6 +82,8 @@ class Episode:
                 raise ArgumentError(
                     f"{len(self.values_K)} values for {rewards_K.size} turns; V(h_T) goes into `final_value`"
                 )
+        if self.turns and len(self.turns) != rewards_K.size:
+            raise ArgumentError(f"{self.id}: facts of {len(self.turns)} turns for {rewards_K.size} rewards")
         if self.durations_K is not None:
             discounts(self.durations_K, gamma=1.0, count=rewards_K.size)
             object.__setattr__(self, "durations_K", as_doubles(self.durations_K, name="durations"))
@@ -55,6 +104,32 @@ class Episode:
                 "the episode was cut and has no final value. Record V(h_T), or treat cuts as `exclude` or `terminal`."
             )
         return self.final_value
+
+    @property
+    def num_turns(self) -> int:
+        """K."""
+        return int(self.rewards_K.size)
+
+    @property
+    def lengths_K(self) -> tuple[int, ...]:
+        """Trained tokens of every turn."""
+        return tuple(turn.num_tokens for turn in self.facts("num_tokens"))
+
+    def facts(self, needed: str) -> tuple[TurnFacts, ...]:
+        """The turns' facts.
+
+        Args:
+            needed: field of `TurnFacts` that the caller reads.
+
+        Raises:
+            ArgumentError: a turn lacks it.
+        """
+        if len(self.turns) != self.num_turns:
+            raise ArgumentError(f"{self.id}: the method needs `{needed}` of every turn, and nothing is known of them")
+        for at, turn in enumerate(self.turns):
+            if getattr(turn, needed) is None:
+                raise ArgumentError(f"{self.id}, turn {at}: the method needs `{needed}`, which nobody recorded")
+        return self.turns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,12 +165,7 @@ def treat_cut(episode: Episode, treatment: CutTreatment) -> Episode | None:
         case Exclude():
             return None
         case Terminal():
-            return Episode(
-                rewards_K=episode.rewards_K,
-                terminated=True,
-                values_K=episode.values_K,
-                durations_K=episode.durations_K,
-            )
+            return replace(episode, terminated=True, final_value=None)
         case Bootstrap():
             _ = episode.boundary
             return episode

@@ -10,10 +10,10 @@ from enum import StrEnum
 import numpy as np
 
 from kifu.credit.arrays import Doubles
-from kifu.credit.episode import Bootstrap, CutTreatment, Episode, Exclude
+from kifu.credit.episode import Bootstrap, BranchPoint, CutTreatment, Episode, Exclude, TurnFacts
 from kifu.credit.shaping import shaping_rewards
 from kifu.errors import RecordError
-from kifu.records import Trajectory
+from kifu.records import Origin, Purpose, Trajectory, Turn
 
 
 class Exclusion(StrEnum):
@@ -77,7 +77,54 @@ def read_episode(trajectory: Trajectory, rules: RewardRules) -> Episode | Exclus
         values_K=np.array(known, dtype=np.float64) if len(known) == len(values) else None,
         final_value=trajectory.final_value if bootstraps else None,
         durations_K=durations_K,
+        id=trajectory.id,
+        outcome=trajectory.reward,
+        success=None if trajectory.verdict is None else trajectory.verdict.success,
+        turns=_facts(trajectory),
+        tree=trajectory.id if trajectory.branch is None else trajectory.branch.tree,
+        branch=_branch(trajectory),
     )
+
+
+def trained_origin(trajectory: Trajectory) -> Origin:
+    """Whose tokens are trained: the demonstrator's in a demonstration, else the policy's."""
+    demonstration = trajectory.key.purpose is Purpose.DEMONSTRATION
+    return Origin.DEMONSTRATION if demonstration else Origin.POLICY
+
+
+def _branch(trajectory: Trajectory) -> BranchPoint | None:
+    branch = trajectory.branch
+    return None if branch is None else BranchPoint(parent=branch.parent, turn=branch.turn)
+
+
+def _facts(trajectory: Trajectory) -> tuple[TurnFacts, ...]:
+    origin = trained_origin(trajectory)
+    logprobs: dict[int, list[Doubles]] = {turn.index: [] for turn in trajectory.turns}
+    lengths = dict.fromkeys(logprobs, 0)
+    for span in (span for tape in trajectory.tapes for span in tape.spans if span.origin is origin):
+        lengths[span.turn] += len(span)
+        if span.logprobs is not None:
+            logprobs[span.turn].append(span.logprobs.astype(np.float64))
+    states = [turn.state_key for turn in trajectory.turns]
+    ends = [*states[1:], trajectory.environment.final_digest]
+    return tuple(
+        TurnFacts(
+            num_tokens=lengths[turn.index],
+            state=turn.state_key,
+            next_state=ends[turn.index],
+            entropy=turn.estimate("entropy"),
+            gold_logprob=turn.estimate("gold_logprob"),
+            rewards=turn.rewards,
+            calls_tool=bool(turn.action.executed),
+            is_void=_is_void(turn),
+            logprobs_N=np.concatenate(logprobs[turn.index]) if logprobs[turn.index] else None,
+        )
+        for turn in trajectory.turns
+    )
+
+
+def _is_void(turn: Turn) -> bool:
+    return turn.action.parse_error is not None
 
 
 def _shaping(trajectory: Trajectory, durations_K: Doubles, gamma: float) -> Doubles:

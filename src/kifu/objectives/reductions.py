@@ -52,7 +52,13 @@ class ConstantNormalizer:
 Reduction: TypeAlias = TokenMean | TurnMean | TrajectoryMean | ConstantNormalizer
 
 
-def token_weights(reduction: Reduction, *, turns_BN: Sequence[npt.NDArray[Any]]) -> tuple[Doubles, ...]:
+def token_weights(
+    reduction: Reduction,
+    *,
+    turns_BN: Sequence[npt.NDArray[Any]],
+    kept_BN: Sequence[npt.NDArray[np.bool_]] | None = None,
+    copies_B: Sequence[int] | None = None,
+) -> tuple[Doubles, ...]:
     """``[B][N]`` factor of every trained token in the summed loss.
 
         token mean       1 / (all trained tokens)
@@ -60,25 +66,54 @@ def token_weights(reduction: Reduction, *, turns_BN: Sequence[npt.NDArray[Any]])
         trajectory mean  1 / (trajectories with a trained token * tokens of this trajectory)
         constant         1 / (all trajectories * constant)
 
+    A trajectory that stands in the batch c times has c times the factor and counts c times in every denominator.
+
     Args:
         reduction: which mean.
         turns_BN: for every trajectory of the plan, the turn index of each trained token; empty where nothing is
             trained. Tokens of one turn need not be neighbours.
+        kept_BN: False takes a token out of the loss and out of every denominator.
+        copies_B: how often each trajectory stands in the batch; None is once.
     """
-    lengths_B = np.array([len(turns) for turns in turns_BN], dtype=np.int64)
+    copies_B = [1] * len(turns_BN) if copies_B is None else copies_B
+    kept_BN = [np.ones(len(turns), dtype=np.bool_) for turns in turns_BN] if kept_BN is None else kept_BN
+    inner_BN = [_one_over(reduction, np.asarray(turns), kept) for turns, kept in zip(turns_BN, kept_BN, strict=True)]
+    units = sum(
+        copies * _units(reduction, np.asarray(turns)[kept])
+        for copies, turns, kept in zip(copies_B, turns_BN, kept_BN, strict=True)
+    )
+    return tuple(
+        np.where(kept, copies * inner / max(units, 1), 0.0)
+        for copies, inner, kept in zip(copies_B, inner_BN, kept_BN, strict=True)
+    )
+
+
+def _units(reduction: Reduction, turns_N: npt.NDArray[Any]) -> int:
+    """How many units of the mean one trajectory holds."""
     match reduction:
         case TokenMean():
-            total = int(lengths_B.sum())
-            return tuple(np.full(length, 1.0 / max(total, 1)) for length in lengths_B)
-        case TrajectoryMean():
-            count = int((lengths_B > 0).sum())
-            return tuple(np.full(length, 1.0 / (count * length) if length else 0.0) for length in lengths_B)
-        case ConstantNormalizer(tokens=tokens):
-            return tuple(np.full(length, 1.0 / (len(lengths_B) * tokens)) for length in lengths_B)
+            return len(turns_N)
         case TurnMean():
-            sizes_BN = [_tokens_of_turn(np.asarray(turns)) for turns in turns_BN]
-            count = sum(len(np.unique(np.asarray(turns))) for turns in turns_BN)
-            return tuple(1.0 / (max(count, 1) * sizes_N) for sizes_N in sizes_BN)
+            return len(np.unique(turns_N))
+        case TrajectoryMean():
+            return int(len(turns_N) > 0)
+        case ConstantNormalizer():
+            return 1
+        case _ as unreachable:
+            assert_never(unreachable)
+
+
+def _one_over(reduction: Reduction, turns_N: npt.NDArray[Any], kept_N: npt.NDArray[np.bool_]) -> Doubles:
+    """``[N]`` share of a token in its unit."""
+    match reduction:
+        case TokenMean():
+            return np.ones(len(turns_N))
+        case TurnMean():
+            return 1.0 / np.maximum(_tokens_of_turn(turns_N, kept_N), 1.0)
+        case TrajectoryMean():
+            return np.full(len(turns_N), 1.0 / max(int(kept_N.sum()), 1))
+        case ConstantNormalizer(tokens=tokens):
+            return np.full(len(turns_N), 1.0 / tokens)
         case _ as unreachable:
             assert_never(unreachable)
 
@@ -115,7 +150,8 @@ def weight_by(
     return {label: fsum(found) for label, found in parts.items()}
 
 
-def _tokens_of_turn(turns_N: npt.NDArray[Any]) -> Doubles:
-    _, inverse_N, counts = np.unique(turns_N, return_inverse=True, return_counts=True)
-    sizes_N: Doubles = counts[inverse_N].astype(np.float64)
-    return sizes_N
+def _tokens_of_turn(turns_N: npt.NDArray[Any], kept_N: npt.NDArray[np.bool_]) -> Doubles:
+    """``[N]`` kept tokens of the turn each token belongs to."""
+    _, inverse_N = np.unique(turns_N, return_inverse=True)
+    sizes = np.bincount(inverse_N, weights=kept_N.astype(np.float64), minlength=1).astype(np.float64)
+    return sizes[inverse_N]

@@ -47,7 +47,7 @@ class Machine:
     sampler_dtype: Literal["float32", "bfloat16"] = "float32"
     """Also the dtype in which versions are published."""
     trainer_dtype: Literal["float32", "bfloat16"] = "float32"
-    """bfloat16: autocast over float32 master weights."""
+    """bfloat16: float32 master weights, rounded to what is computed with."""
     threads: int = 2
     max_nodes: int = 2048
     """Largest number of tree nodes or padded tokens in one forward of the trainer."""

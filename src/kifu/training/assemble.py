@@ -13,9 +13,10 @@ import numpy.typing as npt
 from kifu.algorithms import Algorithm, TurnCredit
 from kifu.batching import Doubles, Row
 from kifu.credit.episode import Episode
-from kifu.credit.reading import Exclusion, RewardRules, read_episode
+from kifu.credit.reading import Exclusion, RewardRules, read_episode, trained_origin
+from kifu.credit.selection import copies_of_groups
 from kifu.objectives import Reduction, token_weights
-from kifu.records import Group, Ints, Origin, Purpose, Span, Support, Trajectory, as_floats, as_ints
+from kifu.records import Group, Ints, Purpose, Span, Support, Trajectory, as_floats, as_ints
 from kifu.records.checks import pre_update_check
 from kifu.records.ledger import Bucket
 
@@ -48,6 +49,8 @@ class Assembled:
     denominators: Denominators
     groups: int
     informative: int
+    copies: tuple[int, ...] = ()
+    """How often each group stands in the update, after the algorithm's selection."""
 
 
 def assemble(
@@ -57,24 +60,30 @@ def assemble(
 
     Args:
         groups: complete groups in order.
-        algorithm: gives the credit and the reduction.
+        algorithm: gives the credit, the selection of groups and the reduction.
         rules: how rewards become numbers.
-        version: policy version about to be updated.
+        version: policy version about to be updated; also the seed of a selection that draws.
         max_age: how many versions behind a token may have been sampled.
     """
     buckets: dict[str, Bucket] = {}
     why: dict[str, str] = {}
-    credited: list[tuple[Trajectory, TurnCredit]] = []
-    informative = 0
+    found: list[tuple[list[Trajectory], list[TurnCredit] | None]] = []
+    rewards: list[list[float | None] | None] = []
     for group in groups:
         members, episodes = _usable(group, rules=rules, oldest=version - max_age, buckets=buckets, why=why)
         credits = algorithm.credit(episodes, rules) if episodes else None
-        if credits is None:
-            buckets.update({member.id: Bucket.DEGENERATE for member in members})
-            continue
-        informative += 1
-        buckets.update({member.id: Bucket.TRAINED for member in members})
-        credited.extend(zip(members, credits, strict=True))
+        found.append((members, credits))
+        rewards.append(None if credits is None else [episode.outcome for episode in episodes])
+    copies = copies_of_groups(algorithm.plan.selection, rewards=rewards, seed=version)
+    credited: list[tuple[Trajectory, TurnCredit]] = []
+    for (members, credits), times in zip(found, copies, strict=True):
+        for at, member in enumerate(members):
+            is_trained = credits is not None and times > 0
+            buckets[member.id] = Bucket.TRAINED if is_trained else Bucket.DEGENERATE
+            if credits is not None and times > 0:
+                credited.append((member, replace(credits[at], copies=credits[at].copies * times)))
+            elif credits is not None:
+                why[member.id] = "the selection of groups left its group out"
     if algorithm.plan.whiten:
         credited = _whiten(credited)
     rows, denominators = _rows(credited, algorithm.reduction)
@@ -84,7 +93,8 @@ def assemble(
         why=why,
         denominators=denominators,
         groups=len(groups),
-        informative=informative,
+        informative=sum(credits is not None for _, credits in found),
+        copies=copies,
     )
 
 
@@ -114,12 +124,6 @@ def _oldest_version(trajectory: Trajectory) -> int:
     return min((span.policy_version for span in spans if span.policy_version is not None), default=1 << 30)
 
 
-def trained_origin(trajectory: Trajectory) -> Origin:
-    """Whose tokens are trained: the demonstrator's in a demonstration, else the policy's."""
-    demonstration = trajectory.key.purpose is Purpose.DEMONSTRATION
-    return Origin.DEMONSTRATION if demonstration else Origin.POLICY
-
-
 def _trained_turns(trajectory: Trajectory) -> npt.NDArray[np.int64]:
     """``[N]`` turn index of every trained token, tape after tape."""
     origin = trained_origin(trajectory)
@@ -127,32 +131,56 @@ def _trained_turns(trajectory: Trajectory) -> npt.NDArray[np.int64]:
     return np.array([span.turn for span in spans for _ in range(len(span))], dtype=np.int64)
 
 
+def _advantages(trajectory: Trajectory, credit: TurnCredit) -> Doubles:
+    """``[N]`` advantage of every trained token, tape after tape."""
+    turns_N = _trained_turns(trajectory)
+    found_N = np.empty(turns_N.size, dtype=np.float64)
+    for turn in np.unique(turns_N):
+        at_N = turns_N == turn
+        found_N[at_N] = credit.tokens(int(turn), int(at_N.sum()))
+    return found_N
+
+
 def _whiten(credited: list[tuple[Trajectory, TurnCredit]]) -> list[tuple[Trajectory, TurnCredit]]:
     """Normalize advantages over all trained tokens of the update: (A - mean) / (population std + 1e-8)."""
-    per_token = [credit.advantages_K[_trained_turns(trajectory)] for trajectory, credit in credited]
-    if not per_token:
+    if not credited:
         return credited
-    values = np.concatenate(per_token)
-    mean, std = float(values.mean()), float(values.std())
+    values = np.concatenate([_advantages(trajectory, credit) for trajectory, credit in credited])
+    mean, std = float(values.mean()), float(values.std()) + 1e-8
     return [
-        (trajectory, replace(credit, advantages_K=(credit.advantages_K - mean) / (std + 1e-8)))
+        (
+            trajectory,
+            replace(
+                credit,
+                advantages_K=(credit.advantages_K - mean) / std,
+                token_advantages_K=None
+                if credit.token_advantages_K is None
+                else tuple((found - mean) / std for found in credit.token_advantages_K),
+            ),
+        )
         for trajectory, credit in credited
     ]
 
 
 def _rows(credited: list[tuple[Trajectory, TurnCredit]], reduction: Reduction) -> tuple[tuple[Row, ...], Denominators]:
     turns_BN = [_trained_turns(trajectory) for trajectory, _ in credited]
-    weights_BN = token_weights(reduction, turns_BN=turns_BN)
+    kept_BN = [
+        np.array([credit.keeps(int(turn)) for turn in turns], dtype=np.bool_)
+        for turns, (_, credit) in zip(turns_BN, credited, strict=True)
+    ]
+    copies_B = [credit.copies for _, credit in credited]
+    weights_BN = token_weights(reduction, turns_BN=turns_BN, kept_BN=kept_BN, copies_B=copies_B)
+    trained_BN = [turns[kept] for turns, kept in zip(turns_BN, kept_BN, strict=True)]
     over = Denominators(
-        tokens=sum(turns.size for turns in turns_BN),
-        turns=sum(np.unique(turns).size for turns in turns_BN),
-        trajectories=sum(1 for turns in turns_BN if turns.size),
+        tokens=sum(copies * turns.size for copies, turns in zip(copies_B, trained_BN, strict=True)),
+        turns=sum(copies * np.unique(turns).size for copies, turns in zip(copies_B, trained_BN, strict=True)),
+        trajectories=sum(copies for copies, turns in zip(copies_B, trained_BN, strict=True) if turns.size),
     )
     rows: list[Row] = []
     for (trajectory, credit), weights_N in zip(credited, weights_BN, strict=True):
-        used = 0
+        used, advantages_N = 0, _advantages(trajectory, credit)
         for tape in range(len(trajectory.tapes)):
-            row = _row(trajectory, tape, credit=credit, weights_N=weights_N[used:], over=over)
+            row = _row(trajectory, tape, credit=credit, tokens=(advantages_N[used:], weights_N[used:]), over=over)
             if row is not None:
                 used += row.positions.size
                 rows.append(row)
@@ -160,8 +188,9 @@ def _rows(credited: list[tuple[Trajectory, TurnCredit]], reduction: Reduction) -
 
 
 def _row(
-    trajectory: Trajectory, tape: int, *, credit: TurnCredit, weights_N: Doubles, over: Denominators
+    trajectory: Trajectory, tape: int, *, credit: TurnCredit, tokens: tuple[Doubles, Doubles], over: Denominators
 ) -> Row | None:
+    """One tape's row; ``tokens`` are advantages and weights from this tape's first trained token on."""
     origin, position = trained_origin(trajectory), trajectory.tapes[tape].fork_at
     positions: list[int] = []
     chosen: list[Span] = []
@@ -182,8 +211,8 @@ def _row(
         behaviour_logprobs=as_floats(np.concatenate([_logprobs(span) for span in chosen])),
         temperatures=as_floats(np.concatenate([np.full(len(span), _temperature(span)) for span in chosen])),
         supports=tuple(support for span in chosen for support in _supports(span)),
-        advantages=credit.advantages_K[turns],
-        weights=weights_N[: len(positions)],
+        advantages=tokens[0][: len(positions)],
+        weights=tokens[1][: len(positions)],
         turns=as_ints(turns),
         value_positions=None if values is None else values.positions,
         value_targets=None if values is None else values.targets,
@@ -208,7 +237,7 @@ def _values(trajectory: Trajectory, tape: int, *, credit: TurnCredit, over: Deno
         positions=as_ints([turn.start - 1 for turn in turns]),
         targets=np.array([targets_K[turn.index] for turn in turns], dtype=np.float64),
         old=np.array([turn.estimate("value") for turn in turns], dtype=np.float64),
-        weights=np.full(len(turns), 1.0 / max(over.turns, 1)),
+        weights=np.array([credit.copies * credit.keeps(turn.index) for turn in turns]) / max(over.turns, 1),
     )
 
 

@@ -37,7 +37,7 @@ from kifu.training.tasks import (
 )
 
 AGENT = "tool_calling"
-_LIBRARIES = ("kifu", "numpy", "torch", "transformers", "tokenizers", "peft")
+_LIBRARIES = ("kifu", "numpy", "torch", "transformers", "tokenizers")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

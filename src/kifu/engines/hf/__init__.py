@@ -6,6 +6,7 @@ import torch
 
 from kifu.engines.hf.loading import CausalModel, load_model
 from kifu.engines.hf.sampler import HfSampler
+from kifu.engines.hf.threads import apart
 from kifu.engines.hf.trainer import HfTrainer
 from kifu.engines.hf.worker import Stats
 from kifu.errors import UsageError, nearest
@@ -26,6 +27,10 @@ def build(spec: EngineSpec) -> Engine:
         raise UsageError("engine `hf`: no model; set EngineSpec.model to a folder, e.g. of `kifu models pull`")
     for name in spec.options:
         raise UsageError(f"engine `hf` has no option `{name}`; {nearest(name, list(OPTIONS))}")
+    return apart(lambda: _load(spec))
+
+
+def _load(spec: EngineSpec) -> Engine:
     machine = spec.machine
     torch.set_num_threads(machine.threads)
     trainer = HfTrainer(

@@ -8,7 +8,7 @@ query heads, ``K`` key-value heads, ``Q`` query rows per key-value head, ``M`` v
 
 A row's numbers depend on its own context only. Matrix kernels split a sum by its length, so the number of visible keys
 follows from the row's own position (the next multiple of `STRETCH`) and never from its neighbours; they treat few rows
-differently from many, so no kernel is given fewer than four. A chunk that crosses a multiple is cut there.
+differently from many, so no kernel is given fewer than `LEAST_QUERIES`. A chunk that crosses a multiple is cut there.
 """
 
 import math
@@ -25,8 +25,8 @@ from kifu.engines.hf.kept import Kept
 NAME = "kifu_rows"
 ROW_MULTIPLE = 8
 """Forwards have a multiple of this many token rows."""
-LEAST_WIDTH = 4
-"""Tokens a piece is padded to at least."""
+LEAST_QUERIES = 4
+"""Query rows per key-value head a piece is padded to at least."""
 STRETCH = 128
 """Keys are visible in multiples of this many."""
 GAPS = 2.0
@@ -60,6 +60,8 @@ class _Piece:
     length: int
     row: int
     """Row of the forward that holds its first token."""
+    least: int
+    """Tokens it is padded to at least."""
 
     @property
     def visible(self) -> int:
@@ -67,14 +69,15 @@ class _Piece:
 
     @property
     def width(self) -> int:
-        return int(max(LEAST_WIDTH, 1 << (self.length - 1).bit_length()))
+        return max(self.least, 1 << (self.length - 1).bit_length())
 
 
-def _pieces(feed: Feed, row: int) -> list[_Piece]:
+def _pieces(feed: Feed, row: int, *, least: int) -> list[_Piece]:
     start, end, found = feed.start, feed.start + len(feed.token_ids), []
     while start < end:
         cut = min(end, (start // STRETCH + 1) * STRETCH)
-        found.append(_Piece(slot=feed.slot, start=start, length=cut - start, row=row + start - feed.start))
+        at = row + start - feed.start
+        found.append(_Piece(slot=feed.slot, start=start, length=cut - start, row=at, least=least))
         start = cut
     return found
 
@@ -126,8 +129,9 @@ class Layout:
         self.last_rows = firsts[1:] - 1
         self.firsts = firsts[:-1]
         groups: dict[tuple[int, int], list[_Piece]] = {}
+        least = 1 << (-(-LEAST_QUERIES // kept.share) - 1).bit_length()
         for feed, first in zip(feeds, firsts[:-1], strict=True):
-            for piece in _pieces(feed, int(first)):
+            for piece in _pieces(feed, int(first), least=least):
                 groups.setdefault((piece.visible, piece.width), []).append(piece)
         self.buckets = [self._bucket(sorted(groups[key], key=lambda piece: piece.slot)) for key in sorted(groups)]
 

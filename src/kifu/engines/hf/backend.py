@@ -85,7 +85,9 @@ def choose_backend(model: CausalModel, *, num_slots: int, capacity: int) -> Back
     ids = _probe(model.vocabulary, 40)
     with torch.inference_mode():
         wanted = model.hidden(torch.tensor(ids, device=model.device)[None])[0].float()
-    kept = Kept(num_slots=num_slots, capacity=capacity, dtype=model.head.dtype, device=model.device)
+    kept = Kept(
+        num_slots=num_slots, capacity=capacity, dtype=model.head.dtype, device=model.device, share=_share(model)
+    )
     backend = KeptBackend(model, kept)
     try:
         model.whole.set_attn_implementation(NAME)
@@ -99,6 +101,12 @@ def choose_backend(model: CausalModel, *, num_slots: int, capacity: int) -> Back
         return backend
     model.whole.set_attn_implementation(original)
     return RecomputingBackend(model)
+
+
+def _share(model: CausalModel) -> int:
+    """Query heads per key-value head; 1 where the configuration does not say."""
+    heads, groups = (getattr(model.whole.config, f"num_{kind}_heads", None) for kind in ("attention", "key_value"))
+    return heads // groups if isinstance(heads, int) and isinstance(groups, int) and groups > 0 else 1
 
 
 def is_reproducible(backend: Backend, vocabulary: int, *, num_slots: int) -> bool:

@@ -111,7 +111,7 @@ def _tree_hidden(model: CausalModel, tree: Tree) -> Tensor:
         return model.hidden(ids)[0]
     depths = torch.from_numpy(tree.depths.astype(np.int64)).to(model.device)[None]
     visible = torch.from_numpy(ancestor_mask(tree.parents)).to(model.device)
-    mask = torch.zeros(visible.shape, dtype=model.head.dtype, device=model.device)
+    mask = torch.zeros(visible.shape, dtype=model.dtype, device=model.device)
     mask.masked_fill_(~visible, -torch.inf)
     return model.hidden(ids, position_ids=depths, attention_mask=mask[None, None])[0]
 

@@ -14,8 +14,12 @@ ALIGNMENT = 128
 class Kept:
     """The store. Memory is taken by the system as positions are written, not when the store is made."""
 
-    def __init__(self, *, num_slots: int, capacity: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, *, num_slots: int, capacity: int, dtype: torch.dtype, device: torch.device, share: int = 1
+    ) -> None:
         self.num_slots = num_slots
+        self.share = share
+        """Query heads per key-value head."""
         self.dtype = dtype
         self.device = device
         self.capacity = -(-capacity // ALIGNMENT) * ALIGNMENT

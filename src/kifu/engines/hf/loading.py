@@ -41,6 +41,11 @@ class CausalModel:
         return int(self.head.shape[0])
 
     @property
+    def dtype(self) -> torch.dtype:
+        """What the blocks compute in: the dtype of the last norm, which is never adapted."""
+        return [value.dtype for name, value in self.decoder.named_parameters() if value.ndim == 1][-1]
+
+    @property
     def device(self) -> torch.device:
         """Where the weights are."""
         return self.head.device

@@ -17,7 +17,9 @@ from torch.utils import deterministic
 from kifu.batching import Occurrences, PackedBatch
 from kifu.engines.hf.forward import forest_hidden, tree_is_exact
 from kifu.engines.hf.loading import DTYPES, CausalModel
-from kifu.engines.hf.lora import adapter_tensors, add_adapter
+from kifu.engines.hf.lora import adapter_tensors, add_adapter, refresh_adapter
+from kifu.engines.hf.masters import Masters
+from kifu.engines.hf.threads import apart
 from kifu.engines.hf.weights import fill, to_weights
 from kifu.errors import ModelError, UsageError
 from kifu.objectives import Head, Objective, Optimizer, Terms, support_logprobs
@@ -51,12 +53,15 @@ class HfTrainer:
         """Frozen float32 weights under an adapter, by name."""
         self.bitmaps: dict[str, bytes] = {}
         """Packed bitmaps of supports by digest; whoever trains on old records adds theirs."""
+        dtype = DTYPES[machine.trainer_dtype]
         if isinstance(weights, LoraWeights):
-            self.adapted = add_adapter(model, weights, seed=seed)
+            self.adapted = add_adapter(model, weights, seed=seed, dtype=dtype)
         if machine.activation_checkpointing:
             model.whole.activation_checkpointing_enable({"use_reentrant": False})
             model.whole.train()
-        self._parameters = {name: value for name, value in model.parameters().items() if value.requires_grad}
+        self._masters = Masters(model, dtype=dtype, has_adapter=self._is_adapter)
+        self._parameters = self._masters.parameters
+        self._frozen_head = self._masters.rounded(model.head) if self._is_adapter else None
         self._optimizer = Optimizer(self._parameters, optimizer)
         self._published = 0
         self._loss = 0.0
@@ -76,29 +81,28 @@ class HfTrainer:
         if batch.values is not None:
             raise UsageError("engine `hf` has no critic: take an algorithm without values, or engine `recurrent`")
         self._trajectories.extend(batch.trajectories)
-        with _deterministic():
-            terms = self.terms(batch, needs_entropy=objective.needs_entropy)
-            loss = objective(terms)
-            total = float(loss.total.detach())
-            self._loss += total
-            if isfinite(total) and loss.total.requires_grad:
-                loss.total.backward()
-        found = {name: float(value) for name, value in loss.stats.items()}
+        total, found = apart(lambda: self._accumulate(batch, objective))
+        self._loss += total
         nodes = sum(tree.token_ids.size for tree in batch.trees)
         return found | {"loss": total, "nodes": float(nodes), "occurrences": float(len(batch.occurrences))}
+
+    def _accumulate(self, batch: PackedBatch, objective: Objective) -> tuple[float, dict[str, float]]:
+        with _deterministic():
+            loss = objective(self.terms(batch, needs_entropy=objective.needs_entropy))
+            total = float(loss.total.detach())
+            if isfinite(total) and loss.total.requires_grad:
+                loss.total.backward()
+        return total, {name: float(value) for name, value in loss.stats.items()}
 
     def terms(self, batch: PackedBatch, *, needs_entropy: bool = False) -> Terms:
         """What a loss may look at, with the gradient attached."""
         occurrences, device = batch.occurrences, self._model.device
-        with torch.autocast(
-            device.type, dtype=torch.bfloat16, enabled=self._machine.trainer_dtype == "bfloat16", cache_enabled=True
-        ):
-            hidden_MD = forest_hidden(self._model, batch.trees, unrolled=not self._shares(batch))
+        hidden_MD = forest_hidden(self._model, batch.trees, unrolled=not self._shares(batch))
         nodes_N = torch.from_numpy(occurrences.nodes.astype(np.int64)).to(device)
         hidden_ND = hidden_MD.index_select(0, nodes_N).float()
         logp_N, entropy_N = support_logprobs(
             hidden_ND,
-            Head(weight_VD=self._model.head),
+            Head(weight_VD=self._masters.rounded(self._model.head) if self._frozen_head is None else self._frozen_head),
             token_N=torch.from_numpy(occurrences.token_ids.astype(np.int64)).to(device),
             temperature_N=torch.from_numpy(np.array(occurrences.temperatures)).to(device),
             supports=occurrences.supports,
@@ -109,8 +113,14 @@ class HfTrainer:
 
     def optim_step(self) -> StepResult:
         """Clip, step, clear the gradients; nothing moves when loss or gradient is not finite."""
-        with _deterministic():
-            found = self._optimizer.step(loss=self._loss)
+
+        def step() -> StepResult:
+            with _deterministic():
+                result = self._optimizer.step(loss=self._loss)
+            self._refresh()
+            return result
+
+        found = apart(step)
         if not found.applied:
             named = ", ".join(self._trajectories[:NAMED]) or "none"
             more = len(self._trajectories) - NAMED
@@ -150,6 +160,7 @@ class HfTrainer:
             for name, parameter in self._parameters.items():
                 parameter.copy_(torch.from_numpy(np.array(weights[name])))
                 parameter.grad = None
+        self._refresh()
         self._optimizer.load_state(state["optimizer"])
         self._published = int(state["published"])
         self._loss = 0.0
@@ -167,18 +178,26 @@ class HfTrainer:
                 f"the initial weights are {'an adapter' if weights.is_adapter else 'full weights'}, and here "
                 f"{'an adapter' if self._is_adapter else 'every parameter'} is trained; make policy.weights the same"
             )
-        fill(adapter_tensors(self._parameters) if self._is_adapter else self._model.parameters(), weights)
+        fill(adapter_tensors(self._parameters) if self._is_adapter else self._parameters, weights)
+        self._refresh()
         self._published = weights.version
 
     def publish(self) -> Weights:
         """The present weights as the next version: in the sampler's dtype, or the adapter in float32."""
-        if self._is_adapter:
-            found: Mapping[str, Tensor] = adapter_tensors(self._parameters)
-        else:
-            dtype = DTYPES[self._machine.sampler_dtype]
-            found = {name: value.detach().to(dtype) for name, value in self._model.parameters().items()}
         version, self._published = self._published, self._published + 1
-        return to_weights(found, version=version, is_adapter=self._is_adapter)
+        dtype, trained = DTYPES[self._machine.sampler_dtype], self._parameters
+
+        def copied() -> Weights:
+            rounded = {name: value.detach().to(dtype) for name, value in trained.items() if not self._is_adapter}
+            tensors = adapter_tensors(trained) if self._is_adapter else rounded
+            return to_weights(tensors, version=version, is_adapter=self._is_adapter)
+
+        return apart(copied)
+
+    def _refresh(self) -> None:
+        self._masters.refresh()
+        if self._is_adapter:
+            refresh_adapter(self._model)
 
     def _shares(self, batch: PackedBatch) -> bool:
         window = getattr(self._model.whole.config, "sliding_window", None)

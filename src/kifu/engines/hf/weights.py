@@ -60,6 +60,11 @@ def fill(parameters: Mapping[str, Tensor], weights: Weights) -> None:
             parameter.copy_(found)
 
 
+def merged(origin_OI: Tensor, *, down: Tensor, up: Tensor, scale: float) -> Tensor:
+    """``[O, I]`` W0 + scale * B A in float32: the one way it is computed, so that all who merge have equal bits."""
+    return torch.addmm(origin_OI.float(), up, down, alpha=scale)
+
+
 def merge(parameters: Mapping[str, Tensor], base: Mapping[str, Tensor], weights: Weights, *, scale: float) -> None:
     """Overwrite each adapted parameter W by W0 + scale * B A, computed in float32 and rounded once.
 
@@ -80,8 +85,7 @@ def merge(parameters: Mapping[str, Tensor], base: Mapping[str, Tensor], weights:
                 raise ModelError(f"the adapter of version {weights.version} adapts `{target}`, which the model lacks")
             down, up = (_adapter_part(weights, f"{stem}.lora_{part}.weight") for part in ("A", "B"))
             origin = base[target]
-            merged = origin.float() + scale * (up.to(origin.device) @ down.to(origin.device))
-            parameters[target].copy_(merged)
+            parameters[target].copy_(merged(origin, down=down.to(origin.device), up=up.to(origin.device), scale=scale))
 
 
 def _adapter_part(weights: Weights, name: str) -> Tensor:

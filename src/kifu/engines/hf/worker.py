@@ -31,6 +31,8 @@ WORTH_COPYING = 8
 """Tokens a donor must have beyond what the context's own slot holds to be waited for and copied from."""
 LINGER_S = 0.002
 """How long a round waits for calls that arrive together."""
+IDLE_S = 0.05
+"""How long the thread waits for work before it ends; the next call starts another (see `kifu.engines.hf.threads`)."""
 
 Write: TypeAlias = Writing[Tensor]
 Score: TypeAlias = Scoring[Tensor]
@@ -105,8 +107,9 @@ class Worker:
         with self._wake:
             self._closed = True
             self._wake.notify()
-        if self._thread is not None:
-            self._thread.join()
+            thread = self._thread
+        if thread is not None:
+            thread.join()
 
     def drop(self) -> None:
         """Forget everything kept. Runs on the worker's thread, between calls."""
@@ -117,8 +120,11 @@ class Worker:
         torch.set_num_threads(self._threads)
         while True:
             with self._wake:
-                while not (self._queue or self._waiting or self._active or self._closed):
-                    self._wake.wait()
+                if not (self._queue or self._waiting or self._active or self._closed):
+                    self._wake.wait(IDLE_S)
+                    if not (self._queue or self._closed):
+                        self._thread = None
+                        return
                 if self._closed:
                     break
                 size = -1
