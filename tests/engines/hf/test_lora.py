@@ -1,6 +1,6 @@
 """The adapter against peft: the same file, the same function, the same gradient."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,7 @@ def chain(ids: np.ndarray) -> Tree:
     )
 
 
-def randomized(model_parameters: dict[str, Tensor]) -> None:
+def randomized(model_parameters: Mapping[str, Tensor]) -> None:
     """Give both factors numbers, so that B A is not zero."""
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
