@@ -3,8 +3,8 @@
 Pure: the same records and rules give the same rows. Axes: ``K`` turns, ``N`` trained tokens of a row.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -14,26 +14,16 @@ from kifu.algorithms import Algorithm, TurnCredit
 from kifu.batching import Doubles, Row
 from kifu.credit.episode import Episode
 from kifu.credit.reading import Exclusion, RewardRules, read_episode, trained_origin
-from kifu.credit.selection import copies_of_groups
-from kifu.objectives import Reduction, token_weights
 from kifu.records import Group, Ints, Purpose, Span, Support, Trajectory, as_floats, as_ints
 from kifu.records.checks import pre_update_check
 from kifu.records.ledger import Bucket
+from kifu.training.crediting import Credited, Denominators, Member, credit_groups
 
 _BY_OUTCOME: Mapping[Exclusion, Bucket] = {
     Exclusion.INFRA_ERROR: Bucket.INFRA_ERROR,
     Exclusion.TRUNCATED: Bucket.TRUNCATED_EXCLUDED,
 }
 """Nothing is wrong with these records; how the episode ended keeps them out of the update."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Denominators:
-    """Counts over the whole update, never over a micro-batch."""
-
-    tokens: int
-    turns: int
-    trajectories: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -67,42 +57,39 @@ def assemble(
     """
     buckets: dict[str, Bucket] = {}
     why: dict[str, str] = {}
-    found: list[tuple[list[Trajectory], list[TurnCredit] | None]] = []
-    rewards: list[list[float | None] | None] = []
-    for group in groups:
-        members, episodes = _usable(group, rules=rules, oldest=version - max_age, buckets=buckets, why=why)
-        credits = algorithm.credit(episodes, rules) if episodes else None
-        found.append((members, credits))
-        rewards.append(None if credits is None else [episode.outcome for episode in episodes])
-    copies = copies_of_groups(algorithm.plan.selection, rewards=rewards, seed=version)
-    credited: list[tuple[Trajectory, TurnCredit]] = []
-    for (members, credits), times in zip(found, copies, strict=True):
-        for at, member in enumerate(members):
-            is_trained = credits is not None and times > 0
-            buckets[member.id] = Bucket.TRAINED if is_trained else Bucket.DEGENERATE
-            if credits is not None and times > 0:
-                credited.append((member, replace(credits[at], copies=credits[at].copies * times)))
-            elif credits is not None:
+    usable = [_usable(group, rules=rules, oldest=version - max_age, buckets=buckets, why=why) for group in groups]
+    update = credit_groups(
+        [
+            [Member(episode=episode, turns_N=_trained_turns(member)) for member, episode in members]
+            for members in usable
+        ],
+        algorithm=algorithm,
+        rules=rules,
+        seed=version,
+    )
+    rows: list[Row] = []
+    for members, group in zip(usable, update.groups, strict=True):
+        for at, (member, _) in enumerate(members):
+            buckets[member.id] = Bucket.TRAINED if group.members else Bucket.DEGENERATE
+            if group.members:
+                rows += _rows(member, group.members[at], update.denominators)
+            elif group.is_informative:
                 why[member.id] = "the selection of groups left its group out"
-    if algorithm.plan.whiten:
-        credited = _whiten(credited)
-    rows, denominators = _rows(credited, algorithm.reduction)
     return Assembled(
-        rows=rows,
+        rows=tuple(rows),
         buckets=buckets,
         why=why,
-        denominators=denominators,
+        denominators=update.denominators,
         groups=len(groups),
-        informative=sum(credits is not None for _, credits in found),
-        copies=copies,
+        informative=sum(group.is_informative for group in update.groups),
+        copies=tuple(group.copies for group in update.groups),
     )
 
 
 def _usable(
     group: Group, *, rules: RewardRules, oldest: int, buckets: dict[str, Bucket], why: dict[str, str]
-) -> tuple[list[Trajectory], list[Episode]]:
-    members: list[Trajectory] = []
-    episodes: list[Episode] = []
+) -> list[tuple[Trajectory, Episode]]:
+    members: list[tuple[Trajectory, Episode]] = []
     for member in group.members:
         seen, problems = read_episode(member, rules), pre_update_check(member)
         if isinstance(seen, Exclusion) and seen in _BY_OUTCOME:
@@ -114,9 +101,8 @@ def _usable(
         elif member.key.purpose is Purpose.TRAIN and _oldest_version(member) < oldest:
             buckets[member.id], why[member.id] = Bucket.STALE, f"sampled under a version before {oldest}"
         else:
-            members.append(member)
-            episodes.append(seen)
-    return members, episodes
+            members.append((member, seen))
+    return members
 
 
 def _oldest_version(trajectory: Trajectory) -> int:
@@ -131,60 +117,14 @@ def _trained_turns(trajectory: Trajectory) -> npt.NDArray[np.int64]:
     return np.array([span.turn for span in spans for _ in range(len(span))], dtype=np.int64)
 
 
-def _advantages(trajectory: Trajectory, credit: TurnCredit) -> Doubles:
-    """``[N]`` advantage of every trained token, tape after tape."""
-    turns_N = _trained_turns(trajectory)
-    found_N = np.empty(turns_N.size, dtype=np.float64)
-    for turn in np.unique(turns_N):
-        at_N = turns_N == turn
-        found_N[at_N] = credit.tokens(int(turn), int(at_N.sum()))
-    return found_N
-
-
-def _whiten(credited: list[tuple[Trajectory, TurnCredit]]) -> list[tuple[Trajectory, TurnCredit]]:
-    """Normalize advantages over all trained tokens of the update: (A - mean) / (population std + 1e-8)."""
-    if not credited:
-        return credited
-    values = np.concatenate([_advantages(trajectory, credit) for trajectory, credit in credited])
-    mean, std = float(values.mean()), float(values.std()) + 1e-8
-    return [
-        (
-            trajectory,
-            replace(
-                credit,
-                advantages_K=(credit.advantages_K - mean) / std,
-                token_advantages_K=None
-                if credit.token_advantages_K is None
-                else tuple((found - mean) / std for found in credit.token_advantages_K),
-            ),
-        )
-        for trajectory, credit in credited
-    ]
-
-
-def _rows(credited: list[tuple[Trajectory, TurnCredit]], reduction: Reduction) -> tuple[tuple[Row, ...], Denominators]:
-    turns_BN = [_trained_turns(trajectory) for trajectory, _ in credited]
-    kept_BN = [
-        np.array([credit.keeps(int(turn)) for turn in turns], dtype=np.bool_)
-        for turns, (_, credit) in zip(turns_BN, credited, strict=True)
-    ]
-    copies_B = [credit.copies for _, credit in credited]
-    weights_BN = token_weights(reduction, turns_BN=turns_BN, kept_BN=kept_BN, copies_B=copies_B)
-    trained_BN = [turns[kept] for turns, kept in zip(turns_BN, kept_BN, strict=True)]
-    over = Denominators(
-        tokens=sum(copies * turns.size for copies, turns in zip(copies_B, trained_BN, strict=True)),
-        turns=sum(copies * np.unique(turns).size for copies, turns in zip(copies_B, trained_BN, strict=True)),
-        trajectories=sum(copies for copies, turns in zip(copies_B, trained_BN, strict=True) if turns.size),
-    )
-    rows: list[Row] = []
-    for (trajectory, credit), weights_N in zip(credited, weights_BN, strict=True):
-        used, advantages_N = 0, _advantages(trajectory, credit)
-        for tape in range(len(trajectory.tapes)):
-            row = _row(trajectory, tape, credit=credit, tokens=(advantages_N[used:], weights_N[used:]), over=over)
-            if row is not None:
-                used += row.positions.size
-                rows.append(row)
-    return tuple(rows), over
+def _rows(trajectory: Trajectory, credited: Credited, over: Denominators) -> Iterator[Row]:
+    used = 0
+    for tape in range(len(trajectory.tapes)):
+        tokens = (credited.advantages_N[used:], credited.weights_N[used:])
+        row = _row(trajectory, tape, credit=credited.credit, tokens=tokens, over=over)
+        if row is not None:
+            used += row.positions.size
+            yield row
 
 
 def _row(

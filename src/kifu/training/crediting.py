@@ -1,0 +1,162 @@
+"""From the episodes of one update to the advantage and the weight of every trained token, whoever recorded them.
+
+Pure: the same episodes and rules give the same numbers. Axes: ``N`` trained tokens of one trajectory.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from kifu.algorithms import Algorithm, TurnCredit
+from kifu.batching import Doubles
+from kifu.credit.episode import Episode
+from kifu.credit.reading import RewardRules
+from kifu.credit.selection import copies_of_groups
+from kifu.objectives import Reduction, token_weights
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Member:
+    """A trajectory that may be trained."""
+
+    episode: Episode
+    turns_N: npt.NDArray[np.int64]
+    """Turn of every token that may be trained, tape after tape."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Credited:
+    """A trajectory with its credit."""
+
+    credit: TurnCredit
+    """After the selection of groups and whitening, where there is one."""
+    advantages_N: Doubles
+    weights_N: Doubles
+    """Factor in the summed loss; 0 takes the token out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Denominators:
+    """Counts over the whole update, never over a micro-batch."""
+
+    tokens: int
+    turns: int
+    trajectories: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CreditedGroup:
+    """What the algorithm says about one group."""
+
+    is_informative: bool
+    """False when the group carries no signal: it is left out."""
+    copies: int
+    """How often the group stands in the update; 0 when it is left out."""
+    members: tuple[Credited, ...]
+    """In order; empty unless the group is trained."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CreditedUpdate:
+    """One update."""
+
+    groups: tuple[CreditedGroup, ...]
+    denominators: Denominators
+
+
+def credit_groups(
+    groups: Sequence[Sequence[Member]],
+    *,
+    algorithm: Algorithm,
+    rules: RewardRules,
+    seed: int,
+    whiten: bool | None = None,
+) -> CreditedUpdate:
+    """Credit every group, select among them, whiten, and weigh every token.
+
+    Args:
+        groups: for every group of the update its usable members.
+        algorithm: gives the credit, the selection of groups and the reduction.
+        rules: how rewards become numbers.
+        seed: of a selection that draws.
+        whiten: whether advantages are normalized over the update; None leaves it to the algorithm.
+    """
+    found = [algorithm.credit([member.episode for member in group], rules) if group else None for group in groups]
+    outcomes = [
+        None if credits is None else [member.episode.outcome for member in group]
+        for group, credits in zip(groups, found, strict=True)
+    ]
+    copies = copies_of_groups(algorithm.plan.selection, rewards=outcomes, seed=seed)
+    pairs = [
+        (member, replace(credit, copies=credit.copies * times))
+        for group, credits, times in zip(groups, found, copies, strict=True)
+        if credits is not None and times > 0
+        for member, credit in zip(group, credits, strict=True)
+    ]
+    if algorithm.plan.whiten if whiten is None else whiten:
+        pairs = _whitened(pairs)
+    credited, denominators = _weighted(pairs, algorithm.reduction)
+    places = iter(credited)
+    return CreditedUpdate(
+        groups=tuple(
+            CreditedGroup(
+                is_informative=credits is not None,
+                copies=times,
+                members=tuple(next(places) for _ in group) if credits is not None and times > 0 else (),
+            )
+            for group, credits, times in zip(groups, found, copies, strict=True)
+        ),
+        denominators=denominators,
+    )
+
+
+def token_advantages(credit: TurnCredit, turns_N: npt.NDArray[np.int64]) -> Doubles:
+    """``[N]`` advantage of every token, given the turn it belongs to."""
+    found_N = np.empty(turns_N.size, dtype=np.float64)
+    for turn in np.unique(turns_N):
+        at_N = turns_N == turn
+        found_N[at_N] = credit.tokens(int(turn), int(at_N.sum()))
+    return found_N
+
+
+def _whitened(pairs: list[tuple[Member, TurnCredit]]) -> list[tuple[Member, TurnCredit]]:
+    """Normalize advantages over all trained tokens of the update: (A - mean) / (population std + 1e-8)."""
+    if not pairs:
+        return pairs
+    values = np.concatenate([token_advantages(credit, member.turns_N) for member, credit in pairs])
+    mean, std = float(values.mean()), float(values.std()) + 1e-8
+    return [
+        (
+            member,
+            replace(
+                credit,
+                advantages_K=(credit.advantages_K - mean) / std,
+                token_advantages_K=None
+                if credit.token_advantages_K is None
+                else tuple((found - mean) / std for found in credit.token_advantages_K),
+            ),
+        )
+        for member, credit in pairs
+    ]
+
+
+def _weighted(pairs: list[tuple[Member, TurnCredit]], reduction: Reduction) -> tuple[list[Credited], Denominators]:
+    turns_BN = [member.turns_N for member, _ in pairs]
+    kept_BN = [
+        np.array([credit.keeps(int(turn)) for turn in turns], dtype=np.bool_)
+        for turns, (_, credit) in zip(turns_BN, pairs, strict=True)
+    ]
+    copies_B = [credit.copies for _, credit in pairs]
+    weights_BN = token_weights(reduction, turns_BN=turns_BN, kept_BN=kept_BN, copies_B=copies_B)
+    trained_BN = [turns[kept] for turns, kept in zip(turns_BN, kept_BN, strict=True)]
+    credited = [
+        Credited(credit=credit, advantages_N=token_advantages(credit, member.turns_N), weights_N=weights_N)
+        for (member, credit), weights_N in zip(pairs, weights_BN, strict=True)
+    ]
+    return credited, Denominators(
+        tokens=sum(copies * turns.size for copies, turns in zip(copies_B, trained_BN, strict=True)),
+        turns=sum(copies * np.unique(turns).size for copies, turns in zip(copies_B, trained_BN, strict=True)),
+        trajectories=sum(copies for copies, turns in zip(copies_B, trained_BN, strict=True) if turns.size),
+    )
