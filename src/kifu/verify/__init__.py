@@ -1,15 +1,22 @@
 """Verifiers: small functions from what happened to a Verdict."""
 
 from kifu.verify.state import differences, goal_state, named_checks
+from kifu.verify.swe_rl import Edit, Effort, PatchReward, read_edits, swe_rl, swe_rl_reward
 from kifu.verify.text import exact, find_number, numeric, regex, squeeze
 
 __all__ = [
+    "Edit",
+    "Effort",
+    "PatchReward",
     "differences",
     "exact",
     "find_number",
     "goal_state",
     "named_checks",
     "numeric",
+    "read_edits",
     "regex",
     "squeeze",
+    "swe_rl",
+    "swe_rl_reward",
 ]
