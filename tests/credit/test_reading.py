@@ -1,5 +1,7 @@
 """A record read as rewards per turn: what is paid when, with its exact value."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -7,6 +9,7 @@ from kifu.credit import Episode
 from kifu.credit.reading import RewardRules, read_episode
 from kifu.records import (
     EnvironmentRef,
+    Estimate,
     Origin,
     Outcome,
     Provenance,
@@ -55,3 +58,20 @@ def test_without_a_score_success_counts_as_0_or_1() -> None:
     episode = read_episode(trajectory(None, ({},)), RewardRules())
     assert isinstance(episode, Episode)
     assert episode.rewards_K.tolist() == [0.0]
+
+
+def test_estimates_and_contexts_of_a_turn_become_its_facts() -> None:
+    record = trajectory(1.0, ({}, {}))
+    first, last = record.turns
+    names = {"gold_logprob": -2.0, "hindsight_logprob": -0.5}
+    found = tuple(Estimate(name=name, value=value, policy_version=3) for name, value in names.items())
+    after = Estimate(name="gold_logprob_after", value=-0.25, policy_version=3)
+    known = replace(record, turns=(replace(first, estimates=found), replace(last, estimates=(after,))))
+
+    episode = read_episode(known, RewardRules())
+
+    assert isinstance(episode, Episode)
+    assert [turn.gold_logprob for turn in episode.turns] == [-2.0, None]
+    assert [turn.hindsight_logprob for turn in episode.turns] == [-0.5, None]
+    assert [turn.segment for turn in episode.turns] == [0, 0]
+    assert episode.final_gold_logprob == -0.25

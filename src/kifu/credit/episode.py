@@ -25,10 +25,14 @@ class TurnFacts:
     """Nats, mean over the turn's sampled tokens."""
     gold_logprob: float | None = None
     """Nats, mean over the gold answer's tokens, given the history before the turn."""
+    hindsight_logprob: float | None = None
+    """Nats, mean over the turn's tokens, given the history before the turn and how the episode ended."""
     rewards: Mapping[str, float] = field(default_factory=dict)
     """Reward components paid in this turn, unweighted."""
     calls_tool: bool = True
     """Whether the turn executed a tool call."""
+    segment: int = 0
+    """Turns that one context held share the number; a compaction or a fork begins another."""
     is_void: bool = False
     """Whether the turn holds neither a call that could be parsed nor a final answer."""
     logprobs_N: Doubles | None = None

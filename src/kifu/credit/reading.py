@@ -83,6 +83,7 @@ def read_episode(trajectory: Trajectory, rules: RewardRules) -> Episode | Exclus
         turns=_facts(trajectory),
         tree=trajectory.id if trajectory.branch is None else trajectory.branch.tree,
         branch=_branch(trajectory),
+        final_gold_logprob=turns[-1].estimate("gold_logprob_after"),
     )
 
 
@@ -114,8 +115,10 @@ def _facts(trajectory: Trajectory) -> tuple[TurnFacts, ...]:
             next_state=ends[turn.index],
             entropy=turn.estimate("entropy"),
             gold_logprob=turn.estimate("gold_logprob"),
+            hindsight_logprob=turn.estimate("hindsight_logprob"),
             rewards=turn.rewards,
             calls_tool=bool(turn.action.executed),
+            segment=turn.tape,
             is_void=_is_void(turn),
             logprobs_N=np.concatenate(logprobs[turn.index]) if logprobs[turn.index] else None,
         )
