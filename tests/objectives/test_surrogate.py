@@ -1,7 +1,7 @@
 """Surrogates against formulas written out case by case, a paper's numbers and finite differences."""
 
 from collections.abc import Callable
-from math import exp, nan
+from math import exp, log, nan
 
 import pytest
 import torch
@@ -11,9 +11,12 @@ from torch import Tensor
 
 from kifu.errors import ArgumentError
 from kifu.objectives import (
+    BandMask,
+    CappedWeight,
     ClippedRatio,
     ImportanceRatio,
     PolicyObjective,
+    PreservingClip,
     RatioLevel,
     ScoreFunction,
     SequenceRatio,
@@ -22,6 +25,7 @@ from kifu.objectives import (
     TokenRatio,
     TurnRatio,
     clipped_surrogate,
+    extreme_rule,
     segment_log_ratio,
 )
 
@@ -209,8 +213,66 @@ def test_a_token_without_credit_has_exactly_no_gradient(build_terms: Build) -> N
         assert gradient_N.tolist() == [0.0]
 
 
+@pytest.mark.parametrize("kind", [ClippedRatio, PreservingClip])
 @pytest.mark.parametrize("settings", [{"low": -0.1}, {"high": -0.1}, {"dual": 1.0}, {"low": nan}])
-def test_bounds_that_cannot_be_meant_are_refused(settings: dict[str, float]) -> None:
+def test_bounds_that_cannot_be_meant_are_refused(kind: Callable[..., Surrogate], settings: dict[str, float]) -> None:
     """Distances are not negative, the dual bound lies above 1."""
     with pytest.raises(ArgumentError, match="clip"):
-        ClippedRatio(level=TokenRatio(), **settings)
+        kind(level=TokenRatio(), **settings)
+
+
+def test_a_preserving_clip_has_the_clip_s_value_and_the_printed_gradients(build_terms: Build) -> None:
+    """AEPO's official function: loss -.1 with either clip; five times the gradient is -1.2 or 0 on the first token."""
+    ratios, advantage = [1.5, 1.5, 0.5, 0.5, 1.1], [1.0, -1.0, 1.0, -1.0, 1.0]
+    for surrogate, first in ((PreservingClip(level=TokenRatio()), -1.2), (ClippedRatio(level=TokenRatio()), 0.0)):
+        logp_N = torch.tensor([log(ratio) - 2.0 for ratio in ratios], dtype=torch.float64, requires_grad=True)
+        found = PolicyObjective(surrogate=surrogate)(
+            build_terms(logp_N, behaviour=[-2.0] * 5, advantage=advantage, weight=[0.2] * 5)
+        )
+        (gradient_N,) = torch.autograd.grad(found.total, logp_N)
+        assert found.total.item() == pytest.approx(-0.1, abs=1e-12)
+        assert (5 * gradient_N).tolist() == pytest.approx([first, 1.5, -0.5, 0.0, -1.1])
+        assert int(found.stats["clipped_tokens"]) == 2
+
+
+@pytest.mark.parametrize("level", LEVELS, ids=str)
+def test_the_preserved_gradient_is_that_of_the_bound_times_the_ratio_over_its_value(
+    build_terms: Build, differences: Callable[..., Tensor], level: RatioLevel
+) -> None:
+    """Finite differences of min(rho A, clip(rho) A) with 1 + high replaced by (1 + high) rho / rho at the point."""
+    at_N = torch.tensor(LOGP, dtype=torch.float64)
+    held_N = segment_log_ratio(_terms(build_terms, at_N), level).exp()
+
+    def written_out(moved_N: Tensor) -> Tensor:
+        rho_N = segment_log_ratio(_terms(build_terms, moved_N), level).exp()
+        parts = []
+        for rho, was, advantage, weight in zip(rho_N, held_N, ADVANTAGE, WEIGHT, strict=True):
+            bounded = 1.06 * rho / was if was > 1.06 else torch.clamp(rho, min=0.96)
+            parts.append(-weight * torch.minimum(rho * advantage, bounded * advantage))
+        return torch.stack(parts).sum()
+
+    logp_N = at_N.clone().requires_grad_()
+    loss = _loss(build_terms, PreservingClip(level=level, low=0.04, high=0.06), logp_N)
+    (gradient_N,) = torch.autograd.grad(loss, logp_N)
+    assert loss.item() == pytest.approx(written_out(at_N).item())
+    torch.testing.assert_close(gradient_N, differences(written_out, at_N), rtol=1e-6, atol=1e-8)
+
+
+def test_a_preserved_gradient_is_finite_even_when_the_ratio_overflows(build_terms: Build) -> None:
+    logp_N = torch.tensor([0.0], dtype=torch.float64, requires_grad=True)
+    terms = build_terms(logp_N, behaviour=[-2000.0], advantage=[1.0])
+    loss = PolicyObjective(surrogate=PreservingClip(level=TokenRatio()))(terms).total
+    (gradient_N,) = torch.autograd.grad(loss, logp_N)
+    assert [loss.item(), *gradient_N.tolist()] == pytest.approx([-1.2, -1.2])
+
+
+def test_what_becomes_of_an_extreme_ratio_is_told_with_its_bounds() -> None:
+    token = TokenRatio()
+    assert extreme_rule(ScoreFunction()) == "none: no ratio enters the loss"
+    assert extreme_rule(ImportanceRatio(level=token)) == "none: every ratio counts in full"
+    assert extreme_rule(ClippedRatio(level=token, high=0.28, dual=3.0)) == (
+        "no gradient above 1.28 for gains, below 0.8 for losses, nor above 3 for losses"
+    )
+    assert "held at 1.2 with its gradient" in extreme_rule(PreservingClip(level=token))
+    assert "capped at 6, no lower cap" in extreme_rule(CappedWeight(level=token, high=5.0))
+    assert "outside (0.8, 1.28)" in extreme_rule(BandMask(level=token))

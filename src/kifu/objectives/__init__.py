@@ -6,7 +6,16 @@ from kifu.objectives.entropy import entropy_bonus, entropy_of
 from kifu.objectives.kl import Estimator, kl_estimate
 from kifu.objectives.likelihood import LikelihoodObjective, negative_log_likelihood
 from kifu.objectives.optimizer import Optimizer, gradient_norm, learning_rate
-from kifu.objectives.policy import EntropyBonus, KlPenalty, PolicyObjective, ValueRegression, level_of
+from kifu.objectives.policy import EntropyBonus, KlPenalty, PolicyObjective, ValueRegression
+from kifu.objectives.ratio import (
+    Carrier,
+    RatioLevel,
+    SequenceRatio,
+    TokenRatio,
+    TurnRatio,
+    level_name,
+    segment_log_ratio,
+)
 from kifu.objectives.reductions import (
     ConstantNormalizer,
     Reduction,
@@ -22,20 +31,22 @@ from kifu.objectives.stats import merge_stats
 from kifu.objectives.surrogate import (
     ClippedRatio,
     ImportanceRatio,
-    RatioLevel,
+    PreservingClip,
     ScoreFunction,
-    SequenceRatio,
     Surrogate,
-    TokenRatio,
-    TurnRatio,
     clipped_surrogate,
+    extreme_rule,
     importance_surrogate,
+    level_of,
     policy_gradient,
-    segment_log_ratio,
 )
 from kifu.objectives.value import value_loss
+from kifu.objectives.weighted import BandMask, CappedWeight, capped_surrogate, masked_surrogate
 
 __all__ = [
+    "BandMask",
+    "CappedWeight",
+    "Carrier",
     "ClippedRatio",
     "ConstantNormalizer",
     "EntropyBonus",
@@ -49,6 +60,7 @@ __all__ = [
     "Objective",
     "Optimizer",
     "PolicyObjective",
+    "PreservingClip",
     "RatioLevel",
     "Reduction",
     "ScoreFunction",
@@ -62,15 +74,19 @@ __all__ = [
     "TurnRatio",
     "ValueRegression",
     "ValueTerms",
+    "capped_surrogate",
     "clipped_surrogate",
     "entropy_bonus",
     "entropy_of",
+    "extreme_rule",
     "gradient_norm",
     "importance_surrogate",
     "kl_estimate",
     "learning_rate",
+    "level_name",
     "level_of",
     "log_distribution",
+    "masked_surrogate",
     "merge_stats",
     "negative_log_likelihood",
     "policy_gradient",

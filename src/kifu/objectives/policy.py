@@ -10,20 +10,20 @@ from kifu.errors import ArgumentError
 from kifu.objectives.contract import Loss, Terms
 from kifu.objectives.entropy import entropy_bonus
 from kifu.objectives.kl import kl_estimate
+from kifu.objectives.ratio import is_trained, segment_log_ratio
 from kifu.objectives.surrogate import (
     ClippedRatio,
     ImportanceRatio,
-    RatioLevel,
+    PreservingClip,
     ScoreFunction,
     Surrogate,
-    TokenRatio,
     clipped_surrogate,
     importance_surrogate,
-    is_trained,
+    level_of,
     policy_gradient,
-    segment_log_ratio,
 )
 from kifu.objectives.value import value_loss
+from kifu.objectives.weighted import BandMask, CappedWeight, capped_surrogate, masked_surrogate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,31 +100,44 @@ class PolicyObjective:
         return parts
 
 
-def level_of(surrogate: Surrogate) -> RatioLevel:
-    """Where the ratio is taken; a surrogate without one is measured per token."""
-    match surrogate:
-        case ScoreFunction():
-            return TokenRatio()
-        case ImportanceRatio(level=level) | ClippedRatio(level=level):
-            return level
-        case _ as unreachable:
-            assert_never(unreachable)
-
-
 def _surrogate_loss(surrogate: Surrogate, terms: Terms, log_ratio_N: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    credit_N, weight_N = terms.advantage_N, terms.weight_N
+    logp_N, credit_N, weight_N = terms.logp_N, terms.advantage_N, terms.weight_N
     match surrogate:
         case ScoreFunction():
-            return policy_gradient(logp_N=terms.logp_N, advantage_N=credit_N, weight_N=weight_N), {}
+            return policy_gradient(logp_N=logp_N, advantage_N=credit_N, weight_N=weight_N), {}
         case ImportanceRatio():
             return importance_surrogate(log_ratio_N=log_ratio_N, advantage_N=credit_N, weight_N=weight_N), {}
-        case ClippedRatio(low=low, high=high, dual=dual):
+        case ClippedRatio(low=low, high=high, dual=dual) | PreservingClip(low=low, high=high, dual=dual):
             total, bound_N = clipped_surrogate(
-                log_ratio_N=log_ratio_N, advantage_N=credit_N, weight_N=weight_N, low=low, high=high, dual=dual
+                log_ratio_N=log_ratio_N,
+                advantage_N=credit_N,
+                weight_N=weight_N,
+                low=low,
+                high=high,
+                dual=dual,
+                preserve=isinstance(surrogate, PreservingClip),
             )
-            return total, {"clipped_tokens": bound_N.sum()}
+        case CappedWeight(high=high, low=least):
+            total, bound_N = capped_surrogate(
+                logp_N=logp_N,
+                log_ratio_N=log_ratio_N,
+                advantage_N=credit_N,
+                weight_N=weight_N,
+                high=high,
+                low=least,
+            )
+        case BandMask(low=low, high=high):
+            total, bound_N = masked_surrogate(
+                logp_N=logp_N,
+                log_ratio_N=log_ratio_N,
+                advantage_N=credit_N,
+                weight_N=weight_N,
+                low=low,
+                high=high,
+            )
         case _ as unreachable:
             assert_never(unreachable)
+    return total, {"clipped_tokens": bound_N.sum()}
 
 
 def _reference_penalty(terms: Terms, kl: KlPenalty) -> Tensor:

@@ -1,43 +1,20 @@
-"""Policy-gradient surrogates and the ratio they are taken over.
+"""Policy-gradient surrogates: what is made of a ratio and an advantage.
 
 An occurrence with weight 0 is padding: it takes no part in anything, and may hold any number, nan included.
 
-Axes: ``N`` occurrences of sampled tokens, ``S`` segments (turns or sequences).
+Axes: ``N`` occurrences of sampled tokens.
 """
 
 from dataclasses import dataclass
 from math import inf, log, log1p
-from typing import Literal, TypeAlias, assert_never
+from typing import TypeAlias, assert_never
 
 import torch
 from torch import Tensor
 
 from kifu.errors import ArgumentError
-from kifu.objectives.contract import Terms
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenRatio:
-    """Every token has its own ratio (PPO, GRPO, DAPO)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TurnRatio:
-    """All tokens of a turn share one ratio."""
-
-    aggregation: Literal["product", "geometric"] = "product"
-    """``product``: exp of the summed log-ratios, the true ratio of the turn. ``geometric``: exp of their mean."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SequenceRatio:
-    """All tokens of a trajectory share one ratio."""
-
-    aggregation: Literal["product", "geometric"] = "geometric"
-    """``geometric`` is GSPO's length-normalized ratio (Zheng et al., 2025); ``product`` the true one."""
-
-
-RatioLevel: TypeAlias = TokenRatio | TurnRatio | SequenceRatio
+from kifu.objectives.ratio import RatioLevel, TokenRatio, is_trained
+from kifu.objectives.weighted import BandMask, CappedWeight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,42 +48,67 @@ class ClippedRatio:
             raise ArgumentError(f"the dual clip bounds a ratio and must be > 1, found {self.dual}")
 
 
-Surrogate: TypeAlias = ScoreFunction | ImportanceRatio | ClippedRatio
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreservingClip:
+    """PPO's bound, except that a gaining token above it keeps its gradient (entropy-balanced clip of AEPO).
 
-
-def is_trained(weight_N: Tensor) -> Tensor:
-    """``[N]`` bool: everything but padding."""
-    return weight_N != 0
-
-
-def segment_log_ratio(terms: Terms, level: RatioLevel) -> Tensor:
-    """``[N]`` log-ratio of the segment each token belongs to; 0 at padding.
-
-        token: log pi(y_n) - log mu(y_n)     turn, sequence: their sum (product) or mean (geometric) over the segment
-
-    All tokens of a segment must stand in the same micro-batch.
+    Nothing stops a token above the bound from being pushed further.
     """
-    trained_N = is_trained(terms.weight_N)
-    token_N = torch.where(
-        trained_N, torch.where(trained_N, terms.logp_N, 0.0) - torch.where(trained_N, terms.behaviour_logp_N, 0.0), 0.0
-    )
-    match level:
-        case TokenRatio():
-            return token_N
-        case TurnRatio(aggregation=aggregation):
-            segment_N = terms.turn_N
-        case SequenceRatio(aggregation=aggregation):
-            segment_N = terms.sequence_N
+
+    level: RatioLevel
+    low: float = 0.2
+    high: float = 0.2
+    dual: float | None = None
+
+    def __post_init__(self) -> None:
+        ClippedRatio(level=self.level, low=self.low, high=self.high, dual=self.dual)
+
+
+Surrogate: TypeAlias = ScoreFunction | ImportanceRatio | ClippedRatio | PreservingClip | CappedWeight | BandMask
+
+
+def level_of(surrogate: Surrogate) -> RatioLevel:
+    """Where the ratio is taken; a surrogate without one is measured per token."""
+    match surrogate:
+        case ScoreFunction():
+            return TokenRatio()
+        case (
+            ImportanceRatio(level=level)
+            | ClippedRatio(level=level)
+            | PreservingClip(level=level)
+            | CappedWeight(level=level)
+            | BandMask(level=level)
+        ):
+            return level
         case _ as unreachable:
             assert_never(unreachable)
-    if not token_N.numel():
-        return token_N
-    count = int(segment_N.max()) + 1
-    found_S = token_N.new_zeros(count).index_add(0, segment_N, token_N)
-    if aggregation == "geometric":
-        length_S = token_N.new_zeros(count).index_add(0, segment_N, trained_N.to(token_N.dtype))
-        found_S = found_S / length_S.clamp(min=1.0)
-    return torch.where(trained_N, found_S[segment_N], 0.0)
+
+
+def extreme_rule(surrogate: Surrogate) -> str:
+    """What happens to a ratio far from 1, for protocols and reports."""
+    match surrogate:
+        case ScoreFunction():
+            return "none: no ratio enters the loss"
+        case ImportanceRatio():
+            return "none: every ratio counts in full"
+        case ClippedRatio(low=low, high=high, dual=dual):
+            return f"no gradient above {1 + high:g} for gains, below {1 - low:g} for losses{_dual_rule(dual)}"
+        case PreservingClip(low=low, high=high, dual=dual):
+            return (
+                f"value held at {1 + high:g} with its gradient for gains, no gradient below {1 - low:g} for losses"
+                f"{_dual_rule(dual)}"
+            )
+        case CappedWeight(low=low, high=high):
+            below = "no lower cap" if low is None else f"raised to {1 - low:g}"
+            return f"the weight of log pi is capped at {1 + high:g}, {below}; every token keeps a gradient"
+        case BandMask(low=low, high=high):
+            return f"no gradient outside ({1 - low:g}, {1 + high:g}), whatever the sign of the advantage"
+        case _ as unreachable:
+            assert_never(unreachable)
+
+
+def _dual_rule(dual: float | None) -> str:
+    return "" if dual is None else f", nor above {dual:g} for losses"
 
 
 def policy_gradient(*, logp_N: Tensor, advantage_N: Tensor, weight_N: Tensor) -> Tensor:
@@ -136,14 +138,17 @@ def clipped_surrogate(
     low: float,
     high: float,
     dual: float | None = None,
+    preserve: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """PPO's clipped surrogate with separate bounds.
 
         L = - sum_n w_n min(rho_n A_n, clip(rho_n, 1 - low, 1 + high) A_n)
         with a dual bound c, where A_n < 0: max(that minimum, c A_n)
+        preserving: the upper bound is (1 + high) rho_n / sg(rho_n)
 
-    Schulman et al., 2017; separate bounds from Yu et al., 2025 (DAPO); dual bound from Ye et al., 2020. Where a bound
-    holds, the gradient is exactly 0, even when the ratio overflows.
+    Schulman et al., 2017; separate bounds from Yu et al., 2025 (DAPO); dual bound from Ye et al., 2020; the preserving
+    bound from AEPO. Where a bound holds, the gradient is exactly 0, even when the ratio overflows; where the
+    preserving one holds, it is that of ``(1 + high) A log rho``.
 
     Args:
         log_ratio_N: log of rho, of the token or of its segment; carries the gradient.
@@ -152,6 +157,7 @@ def clipped_surrogate(
         low: distance of the lower bound below 1.
         high: distance of the upper bound above 1.
         dual: largest ratio that counts where the advantage is negative; None means no such bound.
+        preserve: whether the upper bound keeps its gradient.
 
     Returns:
         The summed loss and ``[N]`` bool, True where a bound holds.
@@ -168,5 +174,8 @@ def clipped_surrogate(
             fixed_N = fixed_N.masked_fill(far_N, dual)
     free_N = (gains_N | loses_N) & ~bound_N
     ratio_N = torch.where(free_N, log_ratio_N, 0.0).exp()
-    gain_N = torch.where(bound_N, fixed_N, ratio_N) * advantage_N
-    return -(gain_N * weight_N).sum(), bound_N
+    kept_N = torch.where(bound_N, fixed_N, ratio_N)
+    if preserve:
+        own_N = torch.where(above_N, log_ratio_N, 0.0)
+        kept_N = torch.where(above_N, fixed_N * (1.0 + own_N - own_N.detach()), kept_N)
+    return -(kept_N * advantage_N * weight_N).sum(), bound_N
