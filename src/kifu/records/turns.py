@@ -98,9 +98,9 @@ class Estimate:
     """A number somebody computed about a turn, with the weights that computed it."""
 
     name: str
-    """``value``; ``entropy`` (nats, mean over the turn's tokens); ``gold_logprob`` and ``gold_logprob_after`` (nats, mean
-    over the gold answer's tokens, given the history before the turn and after it); ``hindsight_logprob`` (nats, mean over
-    the turn's tokens, given the history before it and how the episode ended)."""
+    """``value``; ``entropy`` (nats, mean over the turn's tokens); ``gold_logprob`` and ``gold_logprob_after`` (nats,
+    mean over the gold answer's tokens, given the history before the turn and after it); ``hindsight_logprob`` (nats,
+    mean over the turn's tokens, given the history before it and how the episode ended)."""
     value: float
     policy_version: int
 
