@@ -12,16 +12,20 @@ import numpy as np
 from pydantic import Field
 
 from kifu.credit.arrays import Doubles
+from kifu.credit.branching import Independent, RolloutPlan
 from kifu.credit.episode import Episode
+from kifu.credit.group import PopulationStd, SampleStd, Scale, Unscaled, group_relative, is_degenerate
 from kifu.credit.reading import RewardRules
 from kifu.credit.returns import discounted_returns
 from kifu.credit.selection import KeepInformative, Selection
+from kifu.credit.sources import DataSource, FreshRollouts
 from kifu.credit.td import gae
 from kifu.errors import ArgumentError
 from kifu.objectives import ConstantNormalizer, Objective, Reduction, TokenMean, TrajectoryMean, TurnMean
 from kifu.records import Bools
 
 ReductionName: TypeAlias = Literal["token", "turn", "trajectory", "sum"]
+StdName: TypeAlias = Literal["none", "sample", "population"]
 Epochs: TypeAlias = Annotated[int, Field(ge=1)]
 Share: TypeAlias = Annotated[float, Field(ge=0, le=1)]
 Amount: TypeAlias = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -145,12 +149,22 @@ class Plan:
     """Optimizer steps over the same rollouts."""
     whiten: bool = False
     """Whether advantages are normalized over the whole batch of the step."""
+    whitening: Scale = field(default_factory=lambda: PopulationStd(eps=1e-8))
+    """What they are divided by then, after their mean is taken off."""
     needs_value: bool = False
     """Whether the engine must have a critic."""
     needs_group: bool = False
     """Whether statistics of a group are taken, so that group_size must be at least 2."""
     selection: Selection = field(default_factory=KeepInformative)
     """Which of the credited groups are trained, and how often."""
+    rollout: RolloutPlan = field(default_factory=Independent)
+    """How the rollouts of a group come about."""
+    token_entropies: bool = False
+    """Whether the entropy of every sampled token is kept on record."""
+    data: DataSource = field(default_factory=FreshRollouts)
+    """Where the trajectories come from."""
+    needs_reference: bool = False
+    """Whether logprobs under the weights the method began with are computed for every trained token."""
 
 
 def options_of(algorithm: Algorithm) -> dict[str, object]:
@@ -173,9 +187,36 @@ def reduction_of(name: ReductionName) -> Reduction:
             assert_never(unreachable)
 
 
+def scale_of(name: StdName, *, eps: float) -> Scale:
+    """What a centred reward is divided by, as an option names it."""
+    match name:
+        case "none":
+            return Unscaled()
+        case "sample":
+            return SampleStd(eps=eps)
+        case "population":
+            return PopulationStd(eps=eps)
+        case _ as unreachable:
+            assert_never(unreachable)
+
+
 def outcome_returns(group: Sequence[Episode], rules: RewardRules) -> list[float]:
     """``[G]`` return of every member from its first turn on, a bootstrapped cut's V(h_T) included."""
     return [float(returns_to_go(episode, rules)[0]) for episode in group]
+
+
+def spread(group: Sequence[Episode], advantages: Sequence[float | None]) -> list[TurnCredit]:
+    """One advantage a member, the same for every turn of it."""
+    return [
+        TurnCredit(advantages_K=np.full(episode.num_turns, float(advantage or 0.0)))
+        for episode, advantage in zip(group, advantages, strict=True)
+    ]
+
+
+def relative_credit(group: Sequence[Episode], rules: RewardRules, *, scale: Scale) -> list[TurnCredit] | None:
+    """Every turn has its member's return relative to the group; None when all returns are equal."""
+    returns = outcome_returns(group, rules)
+    return None if is_degenerate(returns) else spread(group, group_relative(returns, scale=scale))
 
 
 def returns_to_go(episode: Episode, rules: RewardRules) -> Doubles:

@@ -2,9 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
-
-import numpy as np
+from typing import ClassVar
 
 from kifu.algorithms.composition import (
     Amount,
@@ -14,11 +12,12 @@ from kifu.algorithms.composition import (
     Plan,
     ReductionName,
     Source,
+    StdName,
     TurnCredit,
-    outcome_returns,
     reduction_of,
+    relative_credit,
+    scale_of,
 )
-from kifu.credit import PopulationStd, SampleStd, Scale, Unscaled, group_relative, is_degenerate
 from kifu.credit.episode import Episode
 from kifu.credit.reading import RewardRules
 from kifu.objectives import ClippedRatio, Objective, PolicyObjective, Reduction, TokenRatio
@@ -30,7 +29,7 @@ class Grpo:
 
     clip_low: Amount = 0.2
     clip_high: Amount = 0.2
-    std: Literal["none", "sample", "population"] = "sample"
+    std: StdName = "sample"
     """What the centred reward is divided by; the paper writes std without saying which, public code uses n - 1."""
     eps: Amount = 1e-6
     epochs: Epochs = 1
@@ -60,22 +59,7 @@ class Grpo:
 
     def credit(self, group: Sequence[Episode], rules: RewardRules) -> list[TurnCredit] | None:
         """The group-relative return, the same for every turn; None when all returns are equal."""
-        returns = outcome_returns(group, rules)
-        if is_degenerate(returns):
-            return None
-        advantages = group_relative(returns, scale=self._scale())
-        return [
-            TurnCredit(advantages_K=np.full(episode.rewards_K.size, float(advantage or 0.0)))
-            for episode, advantage in zip(group, advantages, strict=True)
-        ]
-
-    def _scale(self) -> Scale:
-        scales: dict[str, Scale] = {
-            "none": Unscaled(),
-            "sample": SampleStd(eps=self.eps),
-            "population": PopulationStd(eps=self.eps),
-        }
-        return scales[self.std]
+        return relative_credit(group, rules, scale=scale_of(self.std, eps=self.eps))
 
     def objective(self) -> Objective:
         """Clipped surrogate on token ratios."""

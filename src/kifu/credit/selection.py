@@ -9,7 +9,7 @@ from typing import TypeAlias, assert_never
 
 import numpy as np
 
-from kifu.credit.group import Rewards, present
+from kifu.credit.group import Rewards, mean_reward, present
 from kifu.errors import ArgumentError
 
 
@@ -60,7 +60,7 @@ def copies_of_groups(selection: Selection, *, rewards: Sequence[Rewards | None],
         case KeepInformative():
             pass
         case TopSpread(share=share):
-            spread = {at: float(np.std(present(rewards[at] or ()), ddof=1)) for at in informative}
+            spread = {at: _spread(rewards[at] or ()) for at in informative}
             kept = sorted(informative, key=lambda at: (-spread[at], at))[: max(1, int(share * len(rewards)))]
             copies = [int(at in kept) for at in range(len(rewards))]
         case DuplicateInformative():
@@ -69,8 +69,14 @@ def copies_of_groups(selection: Selection, *, rewards: Sequence[Rewards | None],
             for drawn in random.choice(informative, free) if informative else ():
                 copies[int(drawn)] += 1
         case SuccessBand(low=low, high=high):
-            means = {at: float(np.mean(present(rewards[at] or ()))) for at in informative}
-            copies = [int(at in means and low <= means[at] <= high) for at in range(len(rewards))]
+            means = {at: mean_reward(rewards[at] or ()) for at in informative}
+            copies = [int((mean := means.get(at)) is not None and low <= mean <= high) for at in range(len(rewards))]
         case _ as unreachable:
             assert_never(unreachable)
     return tuple(copies)
+
+
+def _spread(rewards_G: Rewards) -> float:
+    """Sample standard deviation; 0 of fewer than two rewards."""
+    found = present(rewards_G)
+    return float(np.std(found, ddof=1)) if len(found) > 1 else 0.0
