@@ -7,6 +7,8 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from kifu.algorithms._axes import axes_of, differing_axes, surrogate_of
+from kifu.algorithms._names import check_name
 from kifu.algorithms.actor_critic import ActorCritic
 from kifu.algorithms.composition import (
     Algorithm,
@@ -40,10 +42,9 @@ def build_algorithm(name: str, options: Mapping[str, Any] | None = None) -> Algo
     """The method called ``name`` with ``options`` in place of its published setting.
 
     Raises:
-        ExperimentError: no method of that name, no such option, or a value that does not fit.
+        ExperimentError: no method of that name or several, no such option, or a value that does not fit.
     """
-    if name not in ALGORITHMS:
-        raise ExperimentError(f"no algorithm `{name}`; {nearest(name, list(ALGORITHMS))}")
+    check_name(name, list(ALGORITHMS))
     cls, options = ALGORITHMS[name], dict(options or {})
     known = [item.name for item in fields(cls)]  # type: ignore[arg-type]
     for option in options:
@@ -73,9 +74,13 @@ __all__ = [
     "ReductionName",
     "Source",
     "TurnCredit",
+    "axes_of",
     "build_algorithm",
+    "check_name",
+    "differing_axes",
     "options_of",
     "outcome_returns",
     "reduction_of",
     "returns_to_go",
+    "surrogate_of",
 ]

@@ -5,9 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
-from kifu.algorithms import ALGORITHMS, build_algorithm, options_of
+from kifu.algorithms import ALGORITHMS, axes_of, build_algorithm, check_name, differing_axes, options_of
 from kifu.cli.console import AsJson, cells, document, grid, guarded, output, plain, say
-from kifu.errors import UsageError, nearest
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -18,11 +17,11 @@ def algorithms(
     *,
     name: Annotated[str | None, typer.Argument(help="One method; all are listed by default.")] = None,
     compare: Annotated[
-        tuple[str, str] | None, typer.Option(metavar="A B", help="Fields of the cards in which two methods differ.")
+        tuple[str, str] | None, typer.Option(metavar="A B", help="The axes on which two methods differ.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List methods, describe one, or compare two by their cards."""
+    """List methods, describe one, or compare two axis by axis."""
     if compare is not None:
         _compare(*compare, as_json=as_json)
     elif name is not None:
@@ -39,17 +38,17 @@ def algorithms(
 
 
 def _card(name: str) -> dict[str, Any]:
-    if name not in ALGORITHMS:
-        raise UsageError(f"no algorithm `{name}`; {nearest(name, list(ALGORITHMS))}")
+    check_name(name, list(ALGORITHMS))
     card = asdict(ALGORITHMS[name].card)
     feedback = [str(item) for item in card["feedback"]]
     return {"id": name, **card, "feedback": feedback, "data": str(card["data"]), "notes": list(card["notes"])}
 
 
 def _one(name: str, *, as_json: bool) -> None:
-    card, options = _card(name), options_of(build_algorithm(name))
+    card, algorithm = _card(name), build_algorithm(name)
+    options, axes = options_of(algorithm), axes_of(algorithm)
     if as_json:
-        document({**card, "options": options})
+        document({**card, "options": options, "axes": axes})
         return
     table = grid("", "", "")
     table.show_header = False
@@ -61,14 +60,16 @@ def _one(name: str, *, as_json: bool) -> None:
 
 
 def _compare(one: str, other: str, *, as_json: bool) -> None:
-    first, second = _card(one), _card(other)
-    differing = {name: [first[name], second[name]] for name in first if name != "id" and first[name] != second[name]}
+    cards = _card(one), _card(other)
+    axes = differing_axes(build_algorithm(one), build_algorithm(other))
+    differing = {name: [card[name] for card in cards] for name in cards[0] if name != "id"}
+    differing = {name: pair for name, pair in differing.items() if pair[0] != pair[1]}
     if as_json:
-        document({"methods": [one, other], "differences": differing})
+        document({"methods": [one, other], "axes": axes, "differences": differing})
         return
-    table = grid("", "", one, other)
-    for name, (left, right) in differing.items():
-        table.add_row(*cells(name.replace("_", " "), plain(left), plain(right)))
+    table = grid("", "axis", one, other)
+    for name, pair in axes.items():
+        table.add_row(*cells(name, *pair))
     output().print(table)
-    if not differing:
-        say("the cards are equal")
+    if not axes:
+        say("the two are the same on every axis")

@@ -18,6 +18,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "report": ("kifu.cli.report:app", "Write one self-contained HTML page about a run."),
     "export": ("kifu.cli.export:app", "Write a run's weights for transformers, or its records for other tools."),
     "models": ("kifu.cli.models:app", "Get and describe models."),
+    "credit": ("kifu.cli.credit:app", "Say what would be trained and why, token by token."),
     "envs": ("kifu.cli.envs:app", "List, describe and check environments."),
     "algorithms": ("kifu.cli.algorithms:app", "List, describe and compare methods."),
     "lab": ("kifu.cli.lab:app", "Small worlds with exact answers."),

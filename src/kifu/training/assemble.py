@@ -57,10 +57,10 @@ def assemble(
     """
     buckets: dict[str, Bucket] = {}
     why: dict[str, str] = {}
-    usable = [_usable(group, rules=rules, oldest=version - max_age, buckets=buckets, why=why) for group in groups]
+    usable = [usable_members(group, rules=rules, oldest=version - max_age, buckets=buckets, why=why) for group in groups]
     update = credit_groups(
         [
-            [Member(episode=episode, turns_N=_trained_turns(member)) for member, episode in members]
+            [Member(episode=episode, turns_N=trained_turns(member)) for member, episode in members]
             for members in usable
         ],
         algorithm=algorithm,
@@ -86,9 +86,18 @@ def assemble(
     )
 
 
-def _usable(
+def usable_members(
     group: Group, *, rules: RewardRules, oldest: int, buckets: dict[str, Bucket], why: dict[str, str]
 ) -> list[tuple[Trajectory, Episode]]:
+    """The members a group is credited by, each with its numbers; the others get their bucket and the reason.
+
+    Args:
+        group: attempts at one task.
+        rules: how rewards become numbers.
+        oldest: version before which a token counts as stale.
+        buckets: takes the bucket of every member that is not used.
+        why: takes its reason.
+    """
     members: list[tuple[Trajectory, Episode]] = []
     for member in group.members:
         seen, problems = read_episode(member, rules), pre_update_check(member)
@@ -110,7 +119,7 @@ def _oldest_version(trajectory: Trajectory) -> int:
     return min((span.policy_version for span in spans if span.policy_version is not None), default=1 << 30)
 
 
-def _trained_turns(trajectory: Trajectory) -> npt.NDArray[np.int64]:
+def trained_turns(trajectory: Trajectory) -> npt.NDArray[np.int64]:
     """``[N]`` turn index of every trained token, tape after tape."""
     origin = trained_origin(trajectory)
     spans = [span for tape in trajectory.tapes for span in tape.spans if span.origin is origin]

@@ -6,14 +6,14 @@ Axes: ``N`` sampled tokens of one trajectory or of the update, ``K`` turns.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from kifu.algorithms import Algorithm
+from kifu.algorithms import Algorithm, surrogate_of
 from kifu.credit import Doubles, Episode
 from kifu.credit.reading import RewardRules
 from kifu.errors import ArgumentError
@@ -223,20 +223,6 @@ def _evaluate(objective: Objective, terms: Terms, surrogate: Surrogate | None, *
         losses_N=losses_N.numpy(),
         notes=tuple(notes),
     )
-
-
-def surrogate_of(objective: object) -> Surrogate | None:
-    """The surrogate an objective holds, at any depth; None for one that takes no ratio."""
-    if not is_dataclass(objective):
-        return None
-    for item in fields(objective):
-        value = getattr(objective, item.name)
-        if isinstance(value, Surrogate):
-            return value
-        inner = surrogate_of(value)
-        if inner is not None:
-            return inner
-    return None
 
 
 def clipped_tokens(objective: Objective, terms: Terms, level: RatioLevel) -> Bools:

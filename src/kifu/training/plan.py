@@ -50,7 +50,7 @@ def plan_line(
                 trajectory=name,
                 digest=digests[name],
                 reward=trajectories[name].reward,
-                runs=tuple(run for row in rows for run in _runs(row)),
+                runs=tuple(run for row in rows for run in runs_of_row(row)),
                 values=tuple(value for row in rows for value in _values(row)),
                 times_used=update + 1,
             )
@@ -90,7 +90,8 @@ def versions_evaluated(lines: Iterable[PlanLine]) -> set[int]:
     }
 
 
-def _runs(row: Row) -> tuple[Run, ...]:
+def runs_of_row(row: Row) -> tuple[Run, ...]:
+    """A row as the plan holds it."""
     return runs_of(
         row.tape,
         zip(row.positions.tolist(), row.advantages.tolist(), row.weights.tolist(), strict=True),
