@@ -32,19 +32,32 @@ from kifu.credit.informative import (
 from kifu.credit.returns import discounted_returns, discounted_sum, macro_reward, macro_value
 from kifu.credit.semantic import SemanticDistribution, enumerate_strings, semantic_distribution
 from kifu.credit.shaping import check_shaping, shaping_rewards
+from kifu.credit.sources import (
+    DataSource,
+    FreshRollouts,
+    StoredPairs,
+    StoredTrajectories,
+    SuccessReplay,
+    wants_replay,
+)
 from kifu.credit.td import gae, td_residuals
 
 __all__ = [
     "Bootstrap",
     "BranchPoint",
     "CutTreatment",
+    "DataSource",
     "Doubles",
     "Episode",
     "Exclude",
+    "FreshRollouts",
     "PopulationStd",
     "SampleStd",
     "Scale",
     "SemanticDistribution",
+    "StoredPairs",
+    "StoredTrajectories",
+    "SuccessReplay",
     "Terminal",
     "TurnFacts",
     "Unscaled",
@@ -69,4 +82,5 @@ __all__ = [
     "shaping_rewards",
     "td_residuals",
     "treat_cut",
+    "wants_replay",
 ]

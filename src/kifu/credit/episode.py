@@ -37,6 +37,8 @@ class TurnFacts:
     """Whether the turn holds neither a call that could be parsed nor a final answer."""
     logprobs_N: Doubles | None = None
     """Nats, as recorded when sampling."""
+    reference_logprobs_N: Doubles | None = None
+    """Nats, under the frozen reference, as computed for the update."""
     entropies_N: Doubles | None = None
     values_N: Doubles | None = None
     """V before each token, from a critic that values tokens."""

@@ -1,6 +1,7 @@
 """Torch-free contracts between whoever samples, scores or trains and everybody else."""
 
 from kifu.policy.contracts import (
+    BatchScorer,
     Constraint,
     Generation,
     Request,
@@ -18,6 +19,7 @@ from kifu.policy.stream import inverse_cdf, uniform
 
 __all__ = [
     "AdamW",
+    "BatchScorer",
     "Constraint",
     "Engine",
     "EngineSpec",

@@ -7,7 +7,7 @@ Every implementation of `Sampler` and `Trainer` passes ``kifu.testing.check_samp
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy.typing as npt
 
@@ -70,6 +70,8 @@ class Generation:
     """V(h) of the context before the first new token, where the engine has a critic."""
     entropy: float | None = None
     """Mean over sampled tokens, nats, of the distribution sampled from."""
+    entropies: Floats | None = None
+    """``[N]`` nats, of the distribution each token was sampled from; NaN where not sampled."""
 
     def __post_init__(self) -> None:
         count = self.token_ids.size
@@ -77,6 +79,8 @@ class Generation:
             raise RecordError(f"generation: {count} ids, {self.sampled.size} flags, {self.logprobs.size} logprobs")
         if self.support is not None and len(self.support) != count:
             raise RecordError(f"generation: {count} ids, {len(self.support)} supports")
+        if self.entropies is not None and self.entropies.size != count:
+            raise RecordError(f"generation: {count} ids, {self.entropies.size} entropies")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -152,6 +156,19 @@ class Sampler(Scorer, Protocol):
 
 Batch = TypeVar("Batch", contravariant=True)
 Objective = TypeVar("Objective", contravariant=True)
+
+
+@runtime_checkable
+class BatchScorer(Protocol[Batch]):
+    """A trainer that also tells how likely a batch is, without a gradient; asked for by methods with a reference."""
+
+    def hold(self, weights: Weights) -> None:
+        """Keep these weights, frozen, as the reference; those held before are let go."""
+        ...
+
+    def logprobs(self, batch: Batch, *, reference: bool) -> Floats:
+        """``[N]`` nats of every occurrence of the batch, under the held reference or under the present weights."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

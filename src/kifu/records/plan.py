@@ -64,6 +64,9 @@ class PlanRow:
     values: tuple[ValueTarget, ...] = ()
     reference: tuple[float, ...] = ()
     """Logprobs of the trained tokens under a frozen reference, in the order of the runs; empty without one."""
+    present: tuple[float, ...] = ()
+    """Logprobs of the trained tokens under the weights the step starts from, in the order of the runs, where the ratio
+    is taken over these; empty where it is taken over the recorded ones."""
     times_used: int = 1
     """How often the trajectory has been used when this step is over."""
 
@@ -91,12 +94,15 @@ class PlanLine:
     """Global figures the weights were divided by, with their unit as name: ``tokens``, ``turns``, ``trajectories``."""
     buckets: Mapping[str, Bucket] = field(default_factory=dict)
     """Every trajectory that left the flight in this step, by id."""
+    replaced: Mapping[str, str] = field(default_factory=dict)
+    """Id of a rollout of this step to the id of the record of an earlier step that was credited in its place."""
     ledger: Ledger | None = None
     """Of the step; on its last line."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "denominators", MappingProxyType(dict(self.denominators)))
         object.__setattr__(self, "buckets", MappingProxyType(dict(self.buckets)))
+        object.__setattr__(self, "replaced", MappingProxyType(dict(self.replaced)))
         planned = {row.trajectory for row in self.rows}
         placed = {name for micro_batch in self.micro_batches for name in micro_batch}
         if len(planned) != len(self.rows):
@@ -123,6 +129,7 @@ class PlanLine:
             "rows": [_row_json(row) for row in self.rows],
             "denominators": {name: float(value) for name, value in self.denominators.items()},
             "buckets": {name: bucket.value for name, bucket in self.buckets.items()},
+            "replaced": dict(self.replaced),
             "ledger": None if self.ledger is None else self.ledger.to_json(),
         }
 
@@ -140,6 +147,7 @@ class PlanLine:
                 rows=tuple(_row(item) for item in value["rows"]),
                 denominators=value["denominators"],
                 buckets={name: Bucket(bucket) for name, bucket in value["buckets"].items()},
+                replaced=value.get("replaced", {}),
                 ledger=None if value["ledger"] is None else Ledger.from_json(value["ledger"]),
             )
         except RecordError:
@@ -203,6 +211,7 @@ def _row_json(row: PlanRow) -> dict[str, Any]:
             [item.tape, item.position, float(item.target), float(item.old), float(item.weight)] for item in row.values
         ],
         "reference": [float(value) for value in row.reference],
+        "present": [float(value) for value in row.present],
         "times_used": row.times_used,
     }
 
@@ -221,5 +230,6 @@ def _row(value: Mapping[str, Any]) -> PlanRow:
             for tape, position, target, old, weight in value["values"]
         ),
         reference=tuple(value["reference"]),
+        present=tuple(value.get("present", ())),
         times_used=value["times_used"],
     )

@@ -33,9 +33,11 @@ def check_plan(plan: Sequence[PlanLine], records: Mapping[str, Trajectory]) -> t
     is_closed = True
     for step, group in groupby(plan, key=lambda line: line.step):
         lines = list(group)
-        first_uses = {row.trajectory for line in lines for row in line.rows} - set(uses)
+        closed_here = {name for line in lines for name in line.buckets}
+        first_uses = ({row.trajectory for line in lines for row in line.rows} & closed_here) - set(uses)
         for line in lines:
             problems += _row_problems(line, records, uses)
+            problems += _replacement_problems(line, records, buckets)
         problems += _bucket_problems(lines, buckets)
         for line in lines:
             if line.ledger is None:
@@ -98,6 +100,23 @@ def _bucket_problems(lines: Sequence[PlanLine], known: dict[str, int]) -> Iterat
                 )
 
 
+def _replacement_problems(
+    line: PlanLine, records: Mapping[str, Trajectory], known: Mapping[str, int]
+) -> Iterator[Problem]:
+    """A record in the place of a rollout: of an earlier step, at the same task."""
+    for name, other in line.replaced.items():
+        rollout, record = records.get(name), records.get(other)
+        if rollout is None or record is None:
+            what = f"{other} stands in its place, and one of the two records is missing"
+        elif rollout.task.id != record.task.id:
+            what = f"{other} stands in its place, an attempt at `{record.task.id}` instead of `{rollout.task.id}`"
+        elif known.get(other, line.step) >= line.step:
+            what = f"{other} stands in its place, and no earlier step closed it"
+        else:
+            continue
+        yield Problem(what=f"plan of step {line.step}: {what}", part=PLAN, trajectory=name)
+
+
 def _ledger_problems(ledger: Ledger, before: Ledger | None) -> Iterator[str]:
     try:
         ledger.check()
@@ -118,7 +137,7 @@ def _count_problems(ledger: Ledger, lines: Sequence[PlanLine]) -> Iterator[str]:
 def _token_problems(
     ledger: Ledger, lines: Sequence[PlanLine], first_uses: Mapping[str, Trajectory | None]
 ) -> Iterator[str]:
-    """Sampled tokens used for the first time in this step, against those the ledger closed as trained."""
+    """Sampled tokens of attempts that this step closed and used, against those the ledger closed as trained."""
     used: set[tuple[str, int, int]] = set()
     for line in lines:
         for row in line.rows:

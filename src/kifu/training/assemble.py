@@ -3,8 +3,8 @@
 Pure: the same records and rules give the same rows. Axes: ``K`` turns, ``N`` trained tokens of a row.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +17,7 @@ from kifu.credit.reading import Exclusion, RewardRules, read_episode, trained_or
 from kifu.records import Group, Ints, Purpose, Span, Support, Trajectory, as_floats, as_ints
 from kifu.records.checks import pre_update_check
 from kifu.records.ledger import Bucket
+from kifu.training.borrowed import Borrowed, Scored
 from kifu.training.crediting import Credited, Denominators, Member, credit_groups
 
 _BY_OUTCOME: Mapping[Exclusion, Bucket] = {
@@ -41,10 +42,21 @@ class Assembled:
     informative: int
     copies: tuple[int, ...] = ()
     """How often each group stands in the update, after the algorithm's selection."""
+    borrowed: Borrowed = field(default_factory=Borrowed)
+    """Records that are trained beside the step's own; no bucket of this step is theirs."""
+    rescored: frozenset[str] = frozenset()
+    """Trajectories whose ratio is taken over logprobs of the weights that begin the step."""
 
 
 def assemble(
-    groups: Sequence[Group], *, algorithm: Algorithm, rules: RewardRules, version: int, max_age: int
+    groups: Sequence[Group],
+    *,
+    algorithm: Algorithm,
+    rules: RewardRules,
+    version: int,
+    max_age: int,
+    borrowed: Borrowed | None = None,
+    scored: Scored | None = None,
 ) -> Assembled:
     """Decide the bucket of every trajectory and build the rows of those that are trained.
 
@@ -54,15 +66,18 @@ def assemble(
         rules: how rewards become numbers.
         version: policy version about to be updated; also the seed of a selection that draws.
         max_age: how many versions behind a token may have been sampled.
+        borrowed: which of the members are records from elsewhere, and whose places they take.
+        scored: logprobs that were computed for this update.
     """
+    borrowed, scored = borrowed or Borrowed(), scored or Scored()
     buckets: dict[str, Bucket] = {}
     why: dict[str, str] = {}
-    usable = [usable_members(group, rules=rules, oldest=version - max_age, buckets=buckets, why=why) for group in groups]
+    oldest, exempt = version - max_age, frozenset(borrowed.records)
+    usable = [
+        usable_members(group, rules=rules, oldest=oldest, buckets=buckets, why=why, exempt=exempt) for group in groups
+    ]
     update = credit_groups(
-        [
-            [Member(episode=episode, turns_N=trained_turns(member)) for member, episode in members]
-            for members in usable
-        ],
+        [[_credited_as(member, episode, scored) for member, episode in members] for members in usable],
         algorithm=algorithm,
         rules=rules,
         seed=version,
@@ -72,22 +87,35 @@ def assemble(
         for at, (member, _) in enumerate(members):
             buckets[member.id] = Bucket.TRAINED if group.members else Bucket.DEGENERATE
             if group.members:
-                rows += _rows(member, group.members[at], update.denominators)
+                rows += _rows(member, group.members[at], over=update.denominators, scored=scored)
             elif group.is_informative:
                 why[member.id] = "the selection of groups left its group out"
+    for member in borrowed.set_aside:
+        alone = Group(task=member.task, members=(member,))
+        if usable_members(alone, rules=rules, oldest=oldest, buckets=buckets, why=why):
+            buckets[member.id] = Bucket.HELD_BACK
+            why[member.id] = f"{borrowed.replaced[member.id]} stands in its place"
     return Assembled(
         rows=tuple(rows),
-        buckets=buckets,
+        buckets={name: bucket for name, bucket in buckets.items() if name not in borrowed.records},
         why=why,
         denominators=update.denominators,
         groups=len(groups),
         informative=sum(group.is_informative for group in update.groups),
         copies=tuple(group.copies for group in update.groups),
+        borrowed=borrowed,
+        rescored=frozenset(scored.present) & {row.trajectory for row in rows},
     )
 
 
 def usable_members(
-    group: Group, *, rules: RewardRules, oldest: int, buckets: dict[str, Bucket], why: dict[str, str]
+    group: Group,
+    *,
+    rules: RewardRules,
+    oldest: int,
+    buckets: dict[str, Bucket],
+    why: dict[str, str],
+    exempt: Collection[str] = (),
 ) -> list[tuple[Trajectory, Episode]]:
     """The members a group is credited by, each with its numbers; the others get their bucket and the reason.
 
@@ -97,6 +125,7 @@ def usable_members(
         oldest: version before which a token counts as stale.
         buckets: takes the bucket of every member that is not used.
         why: takes its reason.
+        exempt: members that no age makes stale.
     """
     members: list[tuple[Trajectory, Episode]] = []
     for member in group.members:
@@ -107,11 +136,34 @@ def usable_members(
             buckets[member.id], why[member.id] = Bucket.DEMONSTRATION_ONLY, problems[0]
         elif isinstance(seen, Exclusion):
             buckets[member.id], why[member.id] = Bucket.HELD_BACK, seen.value
-        elif member.key.purpose is Purpose.TRAIN and _oldest_version(member) < oldest:
+        elif member.key.purpose is Purpose.TRAIN and member.id not in exempt and _oldest_version(member) < oldest:
             buckets[member.id], why[member.id] = Bucket.STALE, f"sampled under a version before {oldest}"
         else:
             members.append((member, seen))
     return members
+
+
+def bare_rows(trajectory: Trajectory) -> list[Row]:
+    """The rows of a record without any credit, for whoever wants its logprobs alone."""
+    turns_N = trained_turns(trajectory)
+    nothing_N = np.zeros(turns_N.size)
+    credit = TurnCredit(advantages_K=np.zeros(len(trajectory.turns)))
+    credited = Credited(credit=credit, advantages_N=nothing_N, weights_N=nothing_N)
+    over = Denominators(tokens=1, turns=1, trajectories=1)
+    return list(_rows(trajectory, credited, over=over, scored=Scored()))
+
+
+def _credited_as(trajectory: Trajectory, episode: Episode, scored: Scored) -> Member:
+    """A member with the facts that were computed for this update."""
+    turns_N = trained_turns(trajectory)
+    reference_N = scored.reference.get(trajectory.id)
+    if reference_N is not None:
+        wide_N = reference_N.astype(np.float64)
+        facts = tuple(
+            replace(turn, reference_logprobs_N=wide_N[turns_N == index]) for index, turn in enumerate(episode.turns)
+        )
+        episode = replace(episode, turns=facts)
+    return Member(episode=episode, turns_N=turns_N)
 
 
 def _oldest_version(trajectory: Trajectory) -> int:
@@ -126,14 +178,21 @@ def trained_turns(trajectory: Trajectory) -> npt.NDArray[np.int64]:
     return np.array([span.turn for span in spans for _ in range(len(span))], dtype=np.int64)
 
 
-def _rows(trajectory: Trajectory, credited: Credited, over: Denominators) -> Iterator[Row]:
+def _rows(trajectory: Trajectory, credited: Credited, *, over: Denominators, scored: Scored) -> Iterator[Row]:
     used = 0
+    reference_N, present_N = scored.reference.get(trajectory.id), scored.present.get(trajectory.id)
     for tape in range(len(trajectory.tapes)):
         tokens = (credited.advantages_N[used:], credited.weights_N[used:])
         row = _row(trajectory, tape, credit=credited.credit, tokens=tokens, over=over)
-        if row is not None:
-            used += row.positions.size
-            yield row
+        if row is None:
+            continue
+        here = slice(used, used + row.positions.size)
+        used = here.stop
+        if reference_N is not None:
+            row = replace(row, reference_logprobs=reference_N[here])
+        if present_N is not None:
+            row = replace(row, behaviour_logprobs=present_N[here])
+        yield row
 
 
 def _row(

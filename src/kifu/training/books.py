@@ -75,9 +75,23 @@ class Books:
 
 
 def close_step(
-    ledger: Ledger, books: Books, *, assembled: Assembled, trajectories: Mapping[str, Trajectory], epochs: int
+    ledger: Ledger,
+    books: Books,
+    *,
+    assembled: Assembled,
+    trajectories: Mapping[str, Trajectory],
+    epochs: int,
+    uses: Mapping[str, int] | None = None,
 ) -> Ledger:
-    """Enter what a step started and what became of its trajectories.
+    """Enter what a step started, what became of its trajectories, and how often those from elsewhere were used.
+
+    Args:
+        ledger: opened.
+        books: hold what is in flight.
+        assembled: the update.
+        trajectories: by id, at least those with a bucket.
+        epochs: how often the update uses each row.
+        uses: how often a trajectory was used before this step, where it was.
 
     Raises:
         LedgerError: the two sides differ.
@@ -90,6 +104,9 @@ def close_step(
         ledger = ledger.close(bucket, attempts=1, tokens=tokens)
     if trained:
         ledger = ledger.use(epochs, tokens=trained)
+    for name in {row.trajectory for row in assembled.rows} & set(assembled.borrowed.records):
+        tokens = assembled.borrowed.records[name].sampled_tokens
+        ledger = ledger.use((uses or {}).get(name, 0) + epochs, tokens=tokens)
     ledger = ledger.end(in_flight=in_flight)
     ledger.check()
     return ledger

@@ -25,6 +25,7 @@ from kifu.training.checkpoint import Mark, save_checkpoint
 from kifu.training.observe import Observer, StepSeen
 from kifu.training.plan import closing_line, plan_line, versions_evaluated
 from kifu.training.prepare import Stage
+from kifu.training.supply import Supply
 
 
 @dataclass(slots=True, kw_only=True)
@@ -73,6 +74,7 @@ class Loop:
         self._store = store
         self._plans = plans
         self._planned = {(line.step, line.update): line for line in planned}
+        self._supply = Supply(bench, planned=planned, step=progress.step)
         self._observer = observer
         self._ahead: dict[int, asyncio.Task[list[Group]]] = {}
         self._waiting: asyncio.Future[list[Group]] | None = None
@@ -210,18 +212,28 @@ class Loop:
         )
 
     def _train(self, stage: Stage, groups: Sequence[Group], trajectories: Mapping[str, Trajectory]) -> Trained:
+        step, version = self.progress.step, self.progress.version
+        supplied = self._supply.give(stage, groups, step=step, version=version)
+        trajectories = {**trajectories, **supplied.borrowed.records}
         assembled = assemble(
-            groups,
+            supplied.groups,
             algorithm=stage.algorithm,
             rules=self._bench.prepared.rules,
-            version=self.progress.version,
+            version=version,
             max_age=self._bench.experiment.update.max_age,
+            borrowed=supplied.borrowed,
+            scored=supplied.scored,
         )
         batches = pack_rows(assembled.rows, layout=self._bench.engine.layout, max_nodes=self._bench.machine.max_nodes)
         digests = {name: self._store.digest(name) or "" for name in trajectories}
         epochs = stage.algorithm.plan.epochs
         self.progress.ledger = close_step(
-            self.progress.ledger, self._bench.books, assembled=assembled, trajectories=trajectories, epochs=epochs
+            self.progress.ledger,
+            self._bench.books,
+            assembled=assembled,
+            trajectories=trajectories,
+            epochs=epochs,
+            uses=self._supply.uses,
         )
         objective = stage.algorithm.objective()
         results, stats = [], []
@@ -230,14 +242,15 @@ class Loop:
             line = plan_line(
                 assembled,
                 batches,
-                step=self.progress.step,
+                step=step,
                 update=update,
-                version=self.progress.version,
+                version=version,
                 head=self._store.head,
                 trajectories=trajectories,
                 digests=digests,
                 ledger=self.progress.ledger if update == epochs - 1 else None,
                 buckets={**self._evaluated, **assembled.buckets} if update == epochs - 1 else {},
+                uses=self._supply.uses,
             )
             self._commit(line)
             stats.append(
@@ -245,6 +258,7 @@ class Loop:
             )
             results.append(self._bench.engine.trainer.optim_step())
         self._evaluated.clear()
+        self._supply.used(stage, assembled, rollouts=groups)
         return Trained(
             assembled=assembled,
             batches=tuple(batches),

@@ -162,6 +162,7 @@ class Observer:
             "rollouts": len(items),
             "informative_groups": seen.assembled.informative,
             "groups": seen.assembled.groups,
+            "replayed": len(seen.assembled.borrowed.replaced),
             "turns": sum(len(item.turns) for item in items) / max(len(items), 1),
             "trained_tokens": seen.assembled.denominators.tokens,
             "sampled_tokens": sampled,

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 from kifu.batching import PackedBatch, Row
-from kifu.records import RolloutKey, Trajectory
+from kifu.records import Floats, RolloutKey, Trajectory
 from kifu.records.ledger import Bucket, Ledger
 from kifu.records.plan import PlanLine, PlanRow, Run, ValueTarget, runs_of
 from kifu.training.assemble import Assembled
@@ -21,6 +21,7 @@ def plan_line(
     digests: Mapping[str, str],
     ledger: Ledger | None,
     buckets: Mapping[str, Bucket],
+    uses: Mapping[str, int] | None = None,
 ) -> PlanLine:
     """One optimizer step as it goes into ``plan.jsonl``.
 
@@ -35,6 +36,7 @@ def plan_line(
         digests: content digest by trajectory id.
         ledger: of the step, on its last line.
         buckets: every trajectory the step's ledger closed, on its last line.
+        uses: how often a trajectory was used before this step, where it was.
     """
     by_id: dict[str, list[Row]] = {}
     for row in assembled.rows:
@@ -52,7 +54,11 @@ def plan_line(
                 reward=trajectories[name].reward,
                 runs=tuple(run for row in rows for run in runs_of_row(row)),
                 values=tuple(value for row in rows for value in _values(row)),
-                times_used=update + 1,
+                reference=tuple(value for row in rows for value in _listed(row.reference_logprobs)),
+                present=tuple(value for row in rows for value in row.behaviour_logprobs.tolist())
+                if name in assembled.rescored
+                else (),
+                times_used=(uses or {}).get(name, 0) + update + 1,
             )
             for name, rows in by_id.items()
         ),
@@ -62,6 +68,7 @@ def plan_line(
             "trajectories": float(assembled.denominators.trajectories),
         },
         buckets=buckets,
+        replaced=assembled.borrowed.replaced,
         ledger=ledger,
     )
 
@@ -96,6 +103,10 @@ def runs_of_row(row: Row) -> tuple[Run, ...]:
         row.tape,
         zip(row.positions.tolist(), row.advantages.tolist(), row.weights.tolist(), strict=True),
     )
+
+
+def _listed(values: Floats | None) -> list[float]:
+    return [] if values is None else [float(value) for value in values]
 
 
 def _values(row: Row) -> tuple[ValueTarget, ...]:

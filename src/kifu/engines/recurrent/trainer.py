@@ -4,8 +4,9 @@ Axes: ``M`` nodes of a batch, ``T`` positions, ``H`` width of the state, ``N`` o
 """
 
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,10 +16,11 @@ from torch import Tensor
 from kifu.batching import PackedBatch, ValueTargets
 from kifu.engines.recurrent.model import ActorCritic
 from kifu.engines.recurrent.threads import one_thread
-from kifu.engines.recurrent.weights import load_tensors, read_tensors
+from kifu.engines.recurrent.weights import load_tensors, load_weights, read_tensors
 from kifu.errors import EngineFailure
 from kifu.objectives import Head, Objective, Optimizer, Terms, ValueTerms, support_logprobs
 from kifu.policy import AdamW, StepResult, Weights
+from kifu.records import Floats, as_floats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -31,6 +33,14 @@ class Rows:
     """Place of each node."""
     batch_sizes_T: npt.NDArray[np.int64]
     """Sequences that have a token at each time."""
+
+
+class _Forward(NamedTuple):
+    """What one forward gives."""
+
+    state_MH: Tensor
+    logp_N: Tensor
+    entropy_N: Tensor | None
 
 
 def layout(batch: PackedBatch) -> Rows:
@@ -79,6 +89,7 @@ class RecurrentTrainer:
         self.model = model
         self._optimizer = Optimizer(dict(model.named_parameters()), optimizer)
         self._version = version
+        self._reference: ActorCritic | None = None
         self._loss = 0.0
         self._batches: list[str] = []
 
@@ -97,10 +108,42 @@ class RecurrentTrainer:
             **{name: float(value) for name, value in loss.stats.items()},
         }
 
+    def hold(self, weights: Weights) -> None:
+        """Keep these weights as the reference."""
+        self._reference = deepcopy(self.model).requires_grad_(requires_grad=False)
+        load_weights(self._reference, weights)
+
+    def logprobs(self, batch: PackedBatch, *, reference: bool) -> Floats:
+        """``[N]`` nats of every occurrence, under the held reference or the present weights.
+
+        Raises:
+            EngineFailure: no reference is held.
+        """
+        model = self._reference if reference else self.model
+        if model is None:
+            raise EngineFailure("no reference is held; call `hold` with the weights to compare with")
+        with one_thread(), torch.no_grad():
+            return as_floats(self._forward(model, batch, needs_entropy=False).logp_N.numpy())
+
     def terms(self, batch: PackedBatch, *, needs_entropy: bool) -> Terms:
         """What the objective looks at, on the graph of one forward."""
-        rows, model, found = layout(batch), self.model, batch.occurrences
-        dtype = model.embedding.dtype
+        rows, found, dtype = layout(batch), batch.occurrences, self.model.embedding.dtype
+        forward = self._forward(self.model, batch, needs_entropy=needs_entropy)
+        reference = found.reference_logprobs
+        return Terms(
+            logp_N=forward.logp_N,
+            behaviour_logp_N=_number(found.behaviour_logprobs, dtype),
+            advantage_N=_number(found.advantages, dtype),
+            weight_N=_number(found.weights, dtype),
+            turn_N=_index(found.turns),
+            sequence_N=_index(found.sequences),
+            entropy_N=forward.entropy_N,
+            reference_logp_N=None if reference is None else _number(reference, dtype),
+            values=None if batch.values is None else self._values(forward.state_MH, rows, batch.values),
+        )
+
+    def _forward(self, model: ActorCritic, batch: PackedBatch, *, needs_entropy: bool) -> _Forward:
+        rows, found = layout(batch), batch.occurrences
         tokens_M = np.concatenate([tree.token_ids for tree in batch.trees] or [np.zeros(0, np.int32)])
         self._check_ids(tokens_M)
         state_MH = model.states(
@@ -110,23 +153,12 @@ class RecurrentTrainer:
             state_MH[_index(rows.places_M[found.nodes])],
             Head(weight_VD=model.policy.weight, bias_V=model.policy.bias),
             token_N=_index(found.token_ids),
-            temperature_N=_number(found.temperatures, dtype),
+            temperature_N=_number(found.temperatures, model.embedding.dtype),
             supports=found.supports,
             needs_entropy=needs_entropy,
             chunk=4096,
         )
-        reference = found.reference_logprobs
-        return Terms(
-            logp_N=logp_N,
-            behaviour_logp_N=_number(found.behaviour_logprobs, dtype),
-            advantage_N=_number(found.advantages, dtype),
-            weight_N=_number(found.weights, dtype),
-            turn_N=_index(found.turns),
-            sequence_N=_index(found.sequences),
-            entropy_N=entropy_N,
-            reference_logp_N=None if reference is None else _number(reference, dtype),
-            values=None if batch.values is None else self._values(state_MH, rows, batch.values),
-        )
+        return _Forward(state_MH, logp_N, entropy_N)
 
     def _values(self, state_MH: Tensor, rows: Rows, targets: ValueTargets) -> ValueTerms:
         dtype = state_MH.dtype

@@ -1,0 +1,31 @@
+"""What stands in an update besides the rollouts of its own step, and logprobs that were computed for it.
+
+Axes: ``N`` trained tokens of one trajectory, tape after tape.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from kifu.records import Floats, Trajectory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Borrowed:
+    """Records of earlier steps or of other runs that an update trains on."""
+
+    records: Mapping[str, Trajectory] = field(default_factory=dict)
+    """By id. They were sampled, and closed, elsewhere: the step's ledger only counts their use. No age is too old."""
+    replaced: Mapping[str, str] = field(default_factory=dict)
+    """Id of a rollout of this step to the id of the record that stands in its place."""
+    set_aside: tuple[Trajectory, ...] = ()
+    """The rollouts whose places were taken."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Scored:
+    """Logprobs of trained tokens under weights that did not sample them, nats."""
+
+    reference: Mapping[str, Floats] = field(default_factory=dict)
+    """``[N]`` by trajectory, under the frozen reference."""
+    present: Mapping[str, Floats] = field(default_factory=dict)
+    """``[N]`` by trajectory, under the weights that begin the step; the ratio is taken over these."""
