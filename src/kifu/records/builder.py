@@ -42,6 +42,30 @@ class TapeBuilder:
         if parent is not None:
             self._buffer[:fork_at] = parent.ids[:fork_at]
 
+    @classmethod
+    def at(cls, tapes: Sequence[Tape], *, tape: int, position: int) -> "TapeBuilder":
+        """The tapes of a rollout as they stood when token ``position`` of tape ``tape`` was about to be written.
+
+        Earlier tapes are whole, later ones were not there yet. Spans are shared, not copied.
+        """
+        family: list[TapeBuilder] = []
+        for index, item in enumerate(tapes[: tape + 1]):
+            if index and item.parent is None:
+                raise RecordError(f"tape {index} has no parent: where the rollout went on from cannot be told")
+            built = cls() if item.parent is None else cls(parent=family[item.parent], fork_at=item.fork_at)
+            family.append(built)
+            room = position - built.position if index == tape else len(item) - built.position
+            for span in item.spans:
+                if len(span) <= room:
+                    built._spans.append(span)
+                    built._extend(span.token_ids)
+                elif room > 0:
+                    built.append(span.origin, span.token_ids[:room], turn=span.turn)
+                room = max(room - len(span), 0)
+        if not family or family[-1].position != position:
+            raise RecordError(f"tape {tape} does not hold {position} tokens; it cannot be gone on from there")
+        return family[-1]
+
     @property
     def position(self) -> int:
         """Length of the whole sequence: where the next token will stand."""

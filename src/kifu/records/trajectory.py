@@ -100,6 +100,8 @@ class Branch:
     parent: str
     """Id of the trajectory it left."""
     turn: int
+    """The first turn it wrote itself. Turns before it, their tokens and their results are the parent's, held once more
+    so that every record is whole; ``sampled_tokens`` counts them on the parent alone."""
     chosen_by: str
     restored_by: str
     """``snapshot`` or ``replay``."""
@@ -196,8 +198,21 @@ class Trajectory:
 
     @property
     def sampled_tokens(self) -> int:
-        """POLICY tokens, each counted once, on the tape that sampled it."""
-        return sum(len(span) for tape in self.tapes for span in tape.spans if span.origin is Origin.POLICY)
+        """POLICY tokens, each counted once: on the tape and in the rollout that sampled it."""
+        spans = [span for tape in self.tapes for span in tape.spans if span.origin is Origin.POLICY]
+        return sum(len(span) for span in spans if not self.inherits(span.turn))
+
+    def inherits(self, turn: int) -> bool:
+        """Whether a turn was written by the rollout that this one branched from."""
+        return self.branch is not None and turn < self.branch.turn
+
+    @property
+    def shared_tokens(self) -> int:
+        """What the prefix of a branch cost its parent and not this rollout: tokens before its own first turn."""
+        if self.branch is None:
+            return 0
+        own = self.turns[self.branch.turn :]
+        return own[0].start if own else len(self.tapes[-1])
 
 
 def _cut(span: Span, count: int) -> Span:

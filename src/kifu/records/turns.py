@@ -9,6 +9,9 @@ from typing import TypeAlias
 
 from kifu.errors import RecordError
 
+TOKEN_ENTROPY = "token_entropy"
+STATE_KEPT = "state.kept"
+
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 
 
@@ -83,10 +86,14 @@ class Action:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """A change of the information state or of memory: truncation, summary, fork, memory read or write."""
+    """A change of the information state or of memory: truncation, summary, fork, memory read or write.
+
+    ``state.kept`` stands in a turn that other rollouts may branch from: the state before it, by its digest (``digest``)
+    and by the blob that holds its snapshot (``blob``, null where it can only be replayed).
+    """
 
     kind: str
-    """``context.<what>`` or ``memory.read`` / ``memory.write``."""
+    """``context.<what>``, ``memory.read`` / ``memory.write`` or ``state.kept``."""
     detail: Mapping[str, Json] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -100,7 +107,8 @@ class Estimate:
     name: str
     """``value``; ``entropy`` (nats, mean over the turn's tokens); ``gold_logprob`` and ``gold_logprob_after`` (nats,
     mean over the gold answer's tokens, given the history before the turn and after it); ``hindsight_logprob`` (nats,
-    mean over the turn's tokens, given the history before it and how the episode ended)."""
+    mean over the turn's tokens, given the history before it and how the episode ended); ``token_entropy`` (nats, of the
+    distribution one token was sampled from; one for each of the turn's first sampled tokens, in order)."""
     value: float
     policy_version: int
 
@@ -145,3 +153,17 @@ class Turn:
         """The latest estimate called ``name``, or None."""
         found = [item.value for item in self.estimates if item.name == name]
         return found[-1] if found else None
+
+    @property
+    def kept_state(self) -> tuple[str, str | None] | None:
+        """Digest of the state before the turn and the blob with its snapshot; None where nobody noted it."""
+        for event in self.events:
+            if event.kind == STATE_KEPT:
+                blob = event.detail["blob"]
+                return str(event.detail["digest"]), None if blob is None else str(blob)
+        return None
+
+    @property
+    def token_entropies(self) -> tuple[float, ...]:
+        """Nats, of the turn's first sampled tokens, as far as they were kept."""
+        return tuple(item.value for item in self.estimates if item.name == TOKEN_ENTROPY)

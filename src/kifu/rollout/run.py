@@ -29,6 +29,7 @@ from kifu.records import (
     Trajectory,
     Verdict,
 )
+from kifu.rollout.branch import Departure, Trail
 from kifu.rollout.session import Script, Session
 from kifu.rollout.setting import Setting
 
@@ -43,7 +44,13 @@ _REASONS: dict[type[BoundaryError], StopReason] = {
 
 
 async def run_rollout(
-    setting: Setting, *, writer: Sampler | Script, key: RolloutKey, task: Task, segment: Segment | None = None
+    setting: Setting,
+    *,
+    writer: Sampler | Script,
+    key: RolloutKey,
+    task: Task,
+    segment: Segment | None = None,
+    departure: Departure | None = None,
 ) -> Trajectory:
     """Attempt one task and record it.
 
@@ -56,6 +63,7 @@ async def run_rollout(
         key: place in the run.
         task: what to attempt.
         segment: which piece of an endless interaction this is; ``task`` carries the state it starts from.
+        departure: the turn of another rollout of the task where this one begins.
     """
     began, started_at = time.perf_counter(), time.time()
     guard = GuardedEnvironment(setting.environment, timeout_s=setting.limits.tool_seconds, isolation=setting.isolation)
@@ -64,7 +72,7 @@ async def run_rollout(
     final_value: float | None = None
     try:
         try:
-            await _attempt(setting, session, task)
+            await _attempt(setting, session, task, guard=guard, departure=departure)
             if session.outcome is not None and session.outcome.truncated and setting.records_value:
                 final_value = await session.final_value()
             if not _left_in_a_call(session, guard):
@@ -98,6 +106,7 @@ async def run_rollout(
             verdict=verdict,
             final_value=final_value,
             final_potential=guard.potential() if outcome.truncated else None,
+            branch=session.branch,
             segment=segment,
             costs=Costs(
                 seconds=time.perf_counter() - began,
@@ -114,13 +123,16 @@ async def run_rollout(
             await guard.close()
 
 
-async def _attempt(setting: Setting, session: Session, task: Task) -> None:
+async def _attempt(
+    setting: Setting, session: Session, task: Task, *, guard: GuardedEnvironment, departure: Departure | None
+) -> None:
     limit = setting.limits.seconds
     try:
         async with asyncio.timeout(limit):
             await session.begin()
+            trail = session if setting.branchable is None else await Trail.begin(setting, session, guard, departure)
             with crossing(AgentFailure, f"agent {setting.agent.id}"):
-                await setting.agent.run(task, session, session)
+                await setting.agent.run(task, trail, trail)
     except TimeoutError:
         if session.outcome is None:
             session.outcome = Outcome(reason=StopReason.TIME_LIMIT, detail=f"the collector allows {limit} s")

@@ -10,6 +10,7 @@ from kifu.envs.guard import Called, GuardedEnvironment
 from kifu.errors import EngineFailure, EnvironmentFailure, crossing
 from kifu.policy import Generation, Request, Sampler, ScoreRequest
 from kifu.records import (
+    Branch,
     Estimate,
     Finish,
     Ints,
@@ -21,6 +22,7 @@ from kifu.records import (
     ToolResult,
     as_ints,
 )
+from kifu.records.turns import TOKEN_ENTROPY
 from kifu.render import Message, Parsed, ToolView
 from kifu.rollout.log import EpisodeLog, OpenTurn
 from kifu.rollout.setting import Setting
@@ -68,6 +70,7 @@ class Session:
         self._task = task
         self.log = EpisodeLog()
         self.outcome: Outcome | None = None
+        self.branch: Branch | None = None
         self.generation_s = 0.0
         self.environment_s = 0.0
 
@@ -212,7 +215,8 @@ class Session:
                 support=generation.support,
                 turn=turn,
             )
-        return _Written(generation.token_ids, generation.finish, _estimates(generation))
+        kept = self._setting.token_entropies
+        return _Written(generation.token_ids, generation.finish, _estimates(generation, kept=kept))
 
     def _request(self, views: tuple[ToolView, ...]) -> Request:
         setting, limits = self._setting, self._setting.limits
@@ -248,10 +252,10 @@ def _scripted(setting: Setting, script: Script, *, log: EpisodeLog, views: tuple
     return _Written(ids, Finish.STOP, ())
 
 
-def _estimates(generation: Generation) -> tuple[Estimate, ...]:
-    values = {"value": generation.value, "entropy": generation.entropy}
-    return tuple(
-        Estimate(name=name, value=value, policy_version=generation.policy_version)
-        for name, value in values.items()
-        if value is not None
-    )
+def _estimates(generation: Generation, *, kept: int) -> tuple[Estimate, ...]:
+    """What the sampler says of its turn; ``kept`` is the number of tokens whose entropies are wanted."""
+    found = [("value", generation.value), ("entropy", generation.entropy)]
+    if kept and generation.entropies is not None:
+        found += [(TOKEN_ENTROPY, float(value)) for value in generation.entropies[generation.sampled][:kept]]
+    version = generation.policy_version
+    return tuple(Estimate(name=name, value=value, policy_version=version) for name, value in found if value is not None)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from kifu.agents import Agent
-from kifu.envs import Environment
+from kifu.envs import Environment, SnapshotKind
 from kifu.records import Provenance, Sampling, StopReason
 from kifu.records.blobs import BlobStore
 from kifu.render import Message, Renderer
@@ -42,6 +42,15 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Branchable:
+    """Other rollouts may leave from the turns of one; before each turn its state is noted, and kept where it can be."""
+
+    states: BlobStore
+    snapshot: SnapshotKind
+    """How the environment is put back; `check_branchable` refuses one that cannot be."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
     """Shared by every rollout of one purpose."""
 
@@ -65,4 +74,7 @@ class Setting:
     isolation: str = "thread"
     states: BlobStore | None = None
     """Where the state at a cut is kept, for environments whose next segment goes on from it; None keeps none."""
+    branchable: Branchable | None = None
+    token_entropies: int = 0
+    """Sampled tokens at the beginning of each turn whose entropies go on record."""
     facts: Mapping[str, str] = field(default_factory=dict)

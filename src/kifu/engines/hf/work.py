@@ -81,7 +81,7 @@ class Writing(Generic[Hidden]):
             bitmaps.setdefault(support.mask, bitmap)
         self._append(choice.token_id, sampled=chosen, logprob=choice.logprob, support=support)
         if chosen:
-            self._entropies.append(choice.entropy)
+            self._entropies[-1] = choice.entropy
 
     def generation(self, *, version: int, engine: str, dtype: str) -> Generation:
         """The finished answer."""
@@ -90,6 +90,7 @@ class Writing(Generic[Hidden]):
         constraint = self.request.constraint
         grammar = sampling.grammar if constraint is None else constraint.digest
         has_support = any(support is not None for support in self._supports)
+        entropies = [item for item, is_chosen in zip(self._entropies, self._sampled, strict=True) if is_chosen]
         return Generation(
             token_ids=as_ints(self.written),
             sampled=np.array(self._sampled, dtype=np.bool_),
@@ -98,7 +99,8 @@ class Writing(Generic[Hidden]):
             finish=self.finish,
             sampling=replace(sampling, engine=engine, dtype=dtype, grammar=grammar),
             support=tuple(self._supports) if has_support else None,
-            entropy=float(np.mean(self._entropies)) if self._entropies else None,
+            entropy=float(np.mean(entropies)) if entropies else None,
+            entropies=as_floats(self._entropies),
         )
 
     def _append(
@@ -108,6 +110,7 @@ class Writing(Generic[Hidden]):
         self._sampled.append(sampled)
         self._logprobs.append(logprob if sampled else float("nan"))
         self._supports.append(support)
+        self._entropies.append(float("nan"))
         self.hidden = None
         sampling = self.request.sampling
         if token in sampling.stop_ids or self._ends_with_stop_string():

@@ -79,12 +79,13 @@ class Call:
         self._sampled.append(is_chosen)
         self._logprobs.append(float(found.logprobs[at]) if is_chosen else float("nan"))
         self._supports.append(found.support if is_chosen else None)
-        self._entropies += [found.entropy] if is_chosen else []
+        self._entropies.append(found.entropy if is_chosen else float("nan"))
 
     def generation(self, finish: Finish, *, version: int, dtype: str) -> Generation:
         """The answer."""
         sampling, constraint = self.request.sampling, self.request.constraint
         grammar = sampling.grammar if constraint is None else constraint.digest
+        entropies = [item for item, is_chosen in zip(self._entropies, self._sampled, strict=True) if is_chosen]
         return Generation(
             token_ids=as_ints(self._ids),
             sampled=np.array(self._sampled, dtype=np.bool_),
@@ -94,5 +95,6 @@ class Call:
             sampling=replace(sampling, grammar=grammar, engine="recurrent/cpu", dtype=dtype),
             support=tuple(self._supports) if any(item is not None for item in self._supports) else None,
             value=self._value,
-            entropy=float(np.mean(self._entropies)) if self._entropies else None,
+            entropy=float(np.mean(entropies)) if entropies else None,
+            entropies=as_floats(self._entropies),
         )
