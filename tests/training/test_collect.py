@@ -26,13 +26,14 @@ Load = Callable[..., Loaded]
 class Dawdling(KeyDoor):
     """Takes its time, and counts who is alive."""
 
-    alive = 0
+    alive = most = 0
     counting = threading.Lock()
 
     def __init__(self) -> None:
         super().__init__()
         with self.counting:
             type(self).alive += 1
+            type(self).most = max(self.most, self.alive)
 
     def reset(self, task: Task, seed: int) -> str:
         """Reset after up to 10 ms."""
@@ -82,6 +83,18 @@ async def test_members_stand_in_order_and_do_not_depend_on_it(load: Load) -> Non
     assert sorted(accepted) == [item.id for item in first]
     assert [content_digest(item) for item in first] == [content_digest(item) for item in again]
     assert Dawdling.alive == 0
+
+
+async def test_no_more_run_at_once_than_contexts_are_kept(load: Load) -> None:
+    """And what they write does not depend on it."""
+    first = await collect(load, {}, [])
+    Dawdling.most = 0
+
+    found = replace(collector(prepare(load()), []), at_once=2)
+    groups = await found.training_groups(3, prompts=3, size=4, first=9, have={})
+
+    assert Dawdling.most == 2
+    assert [content_digest(item) for group in groups for item in group.members] == [content_digest(i) for i in first]
 
 
 async def test_what_the_record_holds_is_not_run_again(load: Load) -> None:

@@ -118,6 +118,7 @@ class Bench:
             seed=self.seed,
             books=self.books,
             segments=self._segments,
+            at_once=self.machine.max_slots,
         )
         self.evaluator = replace(self.collector, setting=self.prepared.evaluation_setting(), books=Books())
         return self.engine

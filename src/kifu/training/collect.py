@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from kifu.envs import Task
@@ -46,6 +46,12 @@ class Collector:
     books: Books
     segments: Segments | None = None
     """Of a continuing environment: where the rollouts of the step before were cut."""
+    at_once: int = 1 << 30
+    """Rollouts under way at most. More than the engine keeps contexts for would push each other out at every turn."""
+    _places: asyncio.Semaphore = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_places", asyncio.Semaphore(self.at_once))
 
     async def training_groups(
         self, step: int, *, prompts: int, size: int, first: int, have: Mapping[str, Trajectory]
@@ -127,12 +133,13 @@ class Collector:
         have: Mapping[str, Trajectory],
         segment: Segment | None = None,
     ) -> Trajectory:
-        self.books.begin(key.id)
-        trajectory = have.get(key.id)
-        if trajectory is None:
-            trajectory = await run_rollout(self.setting, writer=writer, key=key, task=task, segment=segment)
-            await self.accept(trajectory)
-        self.books.accepted(trajectory)
+        async with self._places:
+            self.books.begin(key.id)
+            trajectory = have.get(key.id)
+            if trajectory is None:
+                trajectory = await run_rollout(self.setting, writer=writer, key=key, task=task, segment=segment)
+                await self.accept(trajectory)
+            self.books.accepted(trajectory)
         if segment is not None and self.segments is not None:
             self.segments.ended(trajectory)
         return trajectory

@@ -139,6 +139,7 @@ async def _attempts(
         accept=counted,
         seed=run.seed,
         books=Books(),
+        at_once=run.prepared.machine.max_slots,
     )
     groups = await collector.evaluation_groups(
         wanted.checkpoint, split=wanted.split, tasks=wanted.tasks, tries=wanted.tries, have={}

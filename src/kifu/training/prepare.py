@@ -37,6 +37,7 @@ from kifu.training.tasks import (
 )
 
 AGENT = "tool_calling"
+_EVALUATED_AT_ONCE = 64
 _LIBRARIES = ("kifu", "numpy", "torch", "transformers", "tokenizers")
 
 
@@ -185,7 +186,7 @@ def prepare(loaded: Loaded) -> Prepared:
         machine=resolve_machine(
             loaded.machine,
             small=model is None,
-            contexts=experiment.update.prompts_per_step * experiment.update.group_size,
+            contexts=_contexts(experiment),
         ),
         agent=agent,
         setting=_setting(experiment, environment, renderer=renderer, agent=agent, provenance=provenance),
@@ -194,6 +195,14 @@ def prepare(loaded: Loaded) -> Prepared:
     )
     _check_tasks(prepared)
     return prepared
+
+
+def _contexts(experiment: Experiment) -> int:
+    """Rollouts under way at once: a step's, or an evaluation's as far as that costs little memory."""
+    update, evaluation = experiment.update, experiment.evaluation
+    return max(
+        update.prompts_per_step * update.group_size, min(evaluation.tasks * evaluation.tries, _EVALUATED_AT_ONCE)
+    )
 
 
 def _check_tasks(prepared: Prepared) -> None:
