@@ -10,6 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 from kifu.algorithms._axes import axes_of, differing_axes, surrogate_of
 from kifu.algorithms._names import check_name
 from kifu.algorithms.actor_critic import ActorCritic
+from kifu.algorithms.agentic_replay_po import AgenticReplayPo
 from kifu.algorithms.composition import (
     Algorithm,
     Card,
@@ -31,6 +32,7 @@ from kifu.errors import ArgumentError, ExperimentError, nearest
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
     "actor_critic": ActorCritic,
+    "agentic_replay_po": AgenticReplayPo,
     "grpo": Grpo,
     "ppo": Ppo,
     "reinforce": Reinforce,
