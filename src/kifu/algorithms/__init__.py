@@ -11,6 +11,7 @@ from kifu.algorithms._axes import axes_of, differing_axes, surrogate_of
 from kifu.algorithms._names import check_name
 from kifu.algorithms.actor_critic import ActorCritic
 from kifu.algorithms.agentic_replay_po import AgenticReplayPo
+from kifu.algorithms.cispo import Cispo
 from kifu.algorithms.composition import (
     Algorithm,
     Card,
@@ -24,19 +25,42 @@ from kifu.algorithms.composition import (
     reduction_of,
     returns_to_go,
 )
+from kifu.algorithms.dapo import Dapo
+from kifu.algorithms.dr_grpo import DrGrpo
+from kifu.algorithms.dupo import Dupo
 from kifu.algorithms.grpo import Grpo
+from kifu.algorithms.gspo import Gspo
+from kifu.algorithms.maxrl import MaxRl
 from kifu.algorithms.ppo import Ppo
 from kifu.algorithms.reinforce import Reinforce
+from kifu.algorithms.reinforce_pp import ReinforcePlusPlus
+from kifu.algorithms.rloo import Rloo
+from kifu.algorithms.sao import Sao
 from kifu.algorithms.sft import Sft
+from kifu.algorithms.simpletir import SimpleTir
+from kifu.algorithms.starpo_s import StarPoS
+from kifu.algorithms.transitions import Transitions
 from kifu.errors import ArgumentError, ExperimentError, nearest
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
     "actor_critic": ActorCritic,
     "agentic_replay_po": AgenticReplayPo,
+    "cispo": Cispo,
+    "dapo": Dapo,
+    "dr_grpo": DrGrpo,
+    "dupo": Dupo,
     "grpo": Grpo,
+    "gspo": Gspo,
+    "maxrl": MaxRl,
     "ppo": Ppo,
     "reinforce": Reinforce,
+    "reinforce_pp": ReinforcePlusPlus,
+    "rloo": Rloo,
+    "sao": Sao,
     "sft": Sft,
+    "simpletir": SimpleTir,
+    "starpo_s": StarPoS,
+    "transitions": Transitions,
 }
 
 

@@ -12,9 +12,12 @@ import numpy.typing as npt
 from kifu.algorithms import Algorithm, TurnCredit
 from kifu.batching import Doubles
 from kifu.credit.episode import Episode
+from kifu.credit.group import Scale
+from kifu.credit.outcome import batch_moments
 from kifu.credit.reading import RewardRules
 from kifu.credit.selection import copies_of_groups
 from kifu.objectives import Reduction, token_weights
+from kifu.records import Bools
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -96,7 +99,9 @@ def credit_groups(
         for member, credit in zip(group, credits, strict=True)
     ]
     if algorithm.plan.whiten if whiten is None else whiten:
-        pairs = _whitened(pairs)
+        pairs = _whitened(pairs, scale=algorithm.plan.whitening)
+        if not algorithm.plan.needs_value and not any(_is_felt(member, credit) for member, credit in pairs):
+            found, copies, pairs = [None for _ in groups], tuple(0 for _ in groups), []
     credited, denominators = _weighted(pairs, algorithm.reduction)
     places = iter(credited)
     return CreditedUpdate(
@@ -121,12 +126,20 @@ def token_advantages(credit: TurnCredit, turns_N: npt.NDArray[np.int64]) -> Doub
     return found_N
 
 
-def _whitened(pairs: list[tuple[Member, TurnCredit]]) -> list[tuple[Member, TurnCredit]]:
-    """Normalize advantages over all trained tokens of the update: (A - mean) / (population std + 1e-8)."""
+def _is_felt(member: Member, credit: TurnCredit) -> bool:
+    """Whether any trained token of a trajectory has an advantage."""
+    return bool((token_advantages(credit, member.turns_N) * _kept(credit, member.turns_N)).any())
+
+
+def _whitened(pairs: list[tuple[Member, TurnCredit]], *, scale: Scale) -> list[tuple[Member, TurnCredit]]:
+    """Normalize advantages over all trained tokens of the update, copies counted: (A - mean) / divisor."""
     if not pairs:
         return pairs
-    values = np.concatenate([token_advantages(credit, member.turns_N) for member, credit in pairs])
-    mean, std = float(values.mean()), float(values.std()) + 1e-8
+    mean, std = batch_moments(
+        np.concatenate([token_advantages(credit, member.turns_N) for member, credit in pairs]),
+        counts_N=np.concatenate([credit.copies * _kept(credit, member.turns_N) for member, credit in pairs]),
+        scale=scale,
+    )
     return [
         (
             member,
@@ -142,12 +155,13 @@ def _whitened(pairs: list[tuple[Member, TurnCredit]]) -> list[tuple[Member, Turn
     ]
 
 
+def _kept(credit: TurnCredit, turns_N: npt.NDArray[np.int64]) -> Bools:
+    return np.array([credit.keeps(int(turn)) for turn in turns_N], dtype=np.bool_)
+
+
 def _weighted(pairs: list[tuple[Member, TurnCredit]], reduction: Reduction) -> tuple[list[Credited], Denominators]:
     turns_BN = [member.turns_N for member, _ in pairs]
-    kept_BN = [
-        np.array([credit.keeps(int(turn)) for turn in turns], dtype=np.bool_)
-        for turns, (_, credit) in zip(turns_BN, pairs, strict=True)
-    ]
+    kept_BN = [_kept(credit, member.turns_N) for member, credit in pairs]
     copies_B = [credit.copies for _, credit in pairs]
     weights_BN = token_weights(reduction, turns_BN=turns_BN, kept_BN=kept_BN, copies_B=copies_B)
     trained_BN = [turns[kept] for turns, kept in zip(turns_BN, kept_BN, strict=True)]
