@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from math import exp, log
 from typing import Literal, NamedTuple, TypeAlias, assert_never
 
+from kifu.credit.tree import EntropyKind
 from kifu.errors import ArgumentError
 
 Uniform: TypeAlias = Callable[[int, int], float]
@@ -84,6 +85,7 @@ class TopScore:
     """The turns of highest ``H - penalty (branches - 1)`` of the whole group are written once more (AT2PO)."""
 
     penalty: float = 0.05
+    entropy: EntropyKind = "recorded"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ import numpy as np
 
 from kifu.errors import KifuError, StorageError
 from kifu.records.blobs import BlobStore
+from kifu.records.branches import branch_problems
 from kifu.records.chain import read_chain
 from kifu.records.checks import placed_spans, rebuild_check
 from kifu.records.parts import MANIFEST, Part, read_part
@@ -132,6 +133,9 @@ def audit_run(
             _compare_logprobs(records, part, score=score, tolerance=logprob_tolerance, found=found)
         if replay is not None:
             _replay(records, part, replay=replay, found=found)
+    for trajectory in found.kept.values():
+        for what in branch_problems(trajectory, found.kept):
+            found.problem(what, trajectory=trajectory.id)
     closed = _check_books(folder, plan, heads=heads, found=found)
     failed = {item.trajectory for item in found.unrebuilt} | {item.trajectory for item in found.problems}
     return AuditReport(

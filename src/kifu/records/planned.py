@@ -77,11 +77,13 @@ def _differences(row: PlanRow, trajectory: Trajectory | None) -> Iterator[str]:
             yield f"position {outside[0]} of tape {run.tape} was trained, but nobody sampled or demonstrated it"
 
 
-def _trainable(trajectory: Trajectory, tape: int, origins: tuple[Origin, ...]) -> set[int]:
+def _trainable(trajectory: Trajectory, tape: int, origins: tuple[Origin, ...], *, inherited: bool = True) -> set[int]:
     return {
         at
         for placed in placed_spans(trajectory)
-        if placed.tape == tape and placed.span.origin in origins
+        if placed.tape == tape
+        and placed.span.origin in origins
+        and (inherited or not trajectory.inherits(placed.span.turn))
         for at in range(placed.start, placed.stop)
     }
 
@@ -137,14 +139,17 @@ def _count_problems(ledger: Ledger, lines: Sequence[PlanLine]) -> Iterator[str]:
 def _token_problems(
     ledger: Ledger, lines: Sequence[PlanLine], first_uses: Mapping[str, Trajectory | None]
 ) -> Iterator[str]:
-    """Sampled tokens of attempts that this step closed and used, against those the ledger closed as trained."""
+    """Sampled tokens of attempts that this step closed and used, against those the ledger closed as trained.
+
+    The tokens a branch shares with its parent are the parent's.
+    """
     used: set[tuple[str, int, int]] = set()
     for line in lines:
         for row in line.rows:
             trajectory = first_uses.get(row.trajectory)
             for run in row.runs if trajectory is not None else ():
                 assert trajectory is not None
-                sampled = _trainable(trajectory, run.tape, (Origin.POLICY,))
+                sampled = _trainable(trajectory, run.tape, (Origin.POLICY,), inherited=False)
                 used |= {(row.trajectory, run.tape, at) for at in range(run.start, run.stop) if at in sampled}
     entered = ledger.closed.get(Bucket.TRAINED, Count()).tokens
     if entered != len(used):

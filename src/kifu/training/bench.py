@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from kifu.credit.branching import Independent
 from kifu.engines import build_engine
 from kifu.envs import SnapshotKind, Task
 from kifu.errors import AlteredError, EngineFailure, StorageError
@@ -14,6 +15,7 @@ from kifu.records.blobs import BlobStore
 from kifu.records.store import RunStore
 from kifu.records.weights import WeightStore
 from kifu.training.books import Books
+from kifu.training.branching import Grower, branching_setting, vocabulary_of
 from kifu.training.collect import Collector
 from kifu.training.layers import Experiment
 from kifu.training.prepare import Prepared, Stage
@@ -109,9 +111,10 @@ class Bench:
                 f"the engine `{name}` cannot be built: {cause}. Choose a smaller model, or a machine with more memory."
             ) from cause
         tasks = self.prepared.task_source(self.seed)
-        setting = self.prepared.setting
+        setting, plan = self.prepared.setting, stage.algorithm.plan
+        setting = setting if self._segments is None else replace(setting, states=self._blobs)
         self.collector = Collector(
-            setting=setting if self._segments is None else replace(setting, states=self._blobs),
+            setting=branching_setting(setting, plan, environment=self.prepared.environment, states=self._blobs),
             sampler=self.engine.sampler,
             tasks=tasks,
             accept=self._accept,
@@ -119,8 +122,12 @@ class Bench:
             books=self.books,
             segments=self._segments,
             at_once=self.machine.max_slots,
+            grower=Grower(plan=plan.rollout, vocabulary=vocabulary_of(self.prepared.renderer)),
         )
-        self.evaluator = replace(self.collector, setting=self.prepared.evaluation_setting(), books=Books())
+        alone = Grower(plan=Independent(), vocabulary=0)
+        self.evaluator = replace(
+            self.collector, setting=self.prepared.evaluation_setting(), books=Books(), grower=alone
+        )
         return self.engine
 
     def let_go(self) -> None:

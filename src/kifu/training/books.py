@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 from kifu.errors import FailureRateError, LedgerError
 from kifu.records import Trajectory
+from kifu.records.branches import occurrences
 from kifu.records.ledger import Bucket, Count, Ledger
 from kifu.training.assemble import Assembled
 
@@ -96,14 +97,13 @@ def close_step(
     Raises:
         LedgerError: the two sides differ.
     """
-    (started, in_flight), trained = books.close(assembled.buckets), 0
+    started, in_flight = books.close(assembled.buckets)
     ledger = ledger.start(attempts=started.attempts, tokens=started.tokens)
     for name, bucket in assembled.buckets.items():
-        tokens = trajectories[name].sampled_tokens
-        trained += tokens if bucket is Bucket.TRAINED else 0
-        ledger = ledger.close(bucket, attempts=1, tokens=tokens)
-    if trained:
-        ledger = ledger.use(epochs, tokens=trained)
+        ledger = ledger.close(bucket, attempts=1, tokens=trajectories[name].sampled_tokens)
+    trained = [trajectories[name] for name, bucket in assembled.buckets.items() if bucket is Bucket.TRAINED]
+    for times, tokens in occurrences(trained, trajectories).items():  # a turn that branches share stands in several
+        ledger = ledger.use(times * epochs, tokens=tokens)
     for name in {row.trajectory for row in assembled.rows} & set(assembled.borrowed.records):
         tokens = assembled.borrowed.records[name].sampled_tokens
         ledger = ledger.use((uses or {}).get(name, 0) + epochs, tokens=tokens)

@@ -1,20 +1,20 @@
 """Collecting groups: which rollouts a step needs, which the record already has, and the rest run concurrently."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
 
+from kifu.credit.branching import Independent
 from kifu.envs import Task
 from kifu.envs.segments import next_segment
 from kifu.policy import Sampler
 from kifu.records import Group, Purpose, RolloutKey, Segment, TaskRef, Trajectory
-from kifu.rollout import Script, Setting, run_rollout
+from kifu.rollout import Departure, Script, Setting, run_rollout
 from kifu.training.books import Books
+from kifu.training.branching import Grower
+from kifu.training.gathering import all_of
 from kifu.training.segments import Segments
 from kifu.training.tasks import TaskSource
-
-Result = TypeVar("Result")
 
 Accept = Callable[[Trajectory], Awaitable[None]]
 """Makes one trajectory durable; it is accepted when this returns."""
@@ -48,6 +48,8 @@ class Collector:
     """Of a continuing environment: where the rollouts of the step before were cut."""
     at_once: int = 1 << 30
     """Rollouts under way at most. More than the engine keeps contexts for would push each other out at every turn."""
+    grower: Grower = field(default_factory=lambda: Grower(plan=Independent(), vocabulary=0))
+    """How groups come about."""
     _places: asyncio.Semaphore = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -75,7 +77,7 @@ class Collector:
             task = task if state is None else next_segment(task, state, index=segment.index)
             return await self._group(task, place, have=have, segment=segment)
 
-        return await _all([one(group) for group in range(prompts)])
+        return await all_of([one(group) for group in range(prompts)])
 
     async def evaluation_groups(
         self, version: int, *, split: str, tasks: int, tries: int, have: Mapping[str, Trajectory]
@@ -87,7 +89,7 @@ class Collector:
             place = _Place(step=version, group=index, size=tries, purpose=Purpose.EVALUATION)
             return await self._group(task, place, have=have)
 
-        return await _all([one(index) for index in range(tasks)])
+        return await all_of([one(index) for index in range(tasks)])
 
     async def demonstrations(
         self,
@@ -107,7 +109,7 @@ class Collector:
             found = await self._run(key, task, writer=demonstrate(task, task.seed), have=have)
             return Group(task=found.task, members=(found,))
 
-        return await _all([one(index) for index in range(traces)])
+        return await all_of([one(index) for index in range(traces)])
 
     async def _group(
         self,
@@ -117,11 +119,12 @@ class Collector:
         have: Mapping[str, Trajectory],
         segment: Segment | None = None,
     ) -> Group:
-        async def member(index: int) -> Trajectory:
+        async def member(index: int, departure: Departure | None, /) -> Trajectory:
             key = RolloutKey(seed=self.seed, step=place.step, group=place.group, member=index, purpose=place.purpose)
-            return await self._run(key, task, writer=self.sampler, have=have, segment=segment)
+            return await self._run(key, task, writer=self.sampler, have=have, segment=segment, departure=departure)
 
-        members = await _all([member(index) for index in range(place.size)])
+        stream = f"{place.purpose}/s{self.seed}/t{place.step:05d}/g{place.group:04d}/branches"
+        members = await self.grower.grow(member, size=place.size, stream=stream)
         return Group(task=TaskRef(id=task.id, family=task.family, split=task.split), members=tuple(members))
 
     async def _run(
@@ -132,25 +135,17 @@ class Collector:
         writer: Sampler | Script,
         have: Mapping[str, Trajectory],
         segment: Segment | None = None,
+        departure: Departure | None = None,
     ) -> Trajectory:
         async with self._places:
             self.books.begin(key.id)
             trajectory = have.get(key.id)
             if trajectory is None:
-                trajectory = await run_rollout(self.setting, writer=writer, key=key, task=task, segment=segment)
+                trajectory = await run_rollout(
+                    self.setting, writer=writer, key=key, task=task, segment=segment, departure=departure
+                )
                 await self.accept(trajectory)
             self.books.accepted(trajectory)
         if segment is not None and self.segments is not None:
             self.segments.ended(trajectory)
         return trajectory
-
-
-async def _all(jobs: list[Coroutine[Any, Any, Result]]) -> list[Result]:
-    """Results in order; the first failure cancels the rest."""
-    tasks = [asyncio.ensure_future(job) for job in jobs]
-    try:
-        return list(await asyncio.gather(*tasks))
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

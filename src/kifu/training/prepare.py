@@ -22,6 +22,7 @@ from kifu.policy import AdamW, EngineSpec, FullWeights, LoraWeights, Machine, We
 from kifu.records import Provenance, Sampling, ToolCall
 from kifu.render import DIALECTS, Dialect, Message, Renderer, SymbolRenderer, load_renderer
 from kifu.rollout import Limits, Script, Setting, tool_views
+from kifu.training.branching import check_rollouts
 from kifu.training.experiment import Loaded
 from kifu.training.freeze import Identity, Protocol, freeze
 from kifu.training.layers import Demonstrations, Experiment, HfPolicy, Lora, Optimizer, RecurrentPolicy
@@ -138,6 +139,12 @@ def prepare(loaded: Loaded) -> Prepared:
     stages = _stages(experiment)
     for stage in stages:
         _check_stage(stage, experiment)
+        check_rollouts(
+            stage.algorithm.plan,
+            size=experiment.update.group_size,
+            environment=environment,
+            name=experiment.credit.algorithm,
+        )
         if stage.demonstrations is not None:  # asked now, so that nothing was written when there is none
             _script(environment, demonstration_task(environment, 0), seed=0, noise=0.0)
     model = _model(loaded)
