@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kifu.algorithms import ALGORITHMS, Card, ReductionName, build_algorithm, options_of, reduction_of
+from kifu.algorithms import ALGORITHMS, Card, ReductionName, Source, build_algorithm, options_of, reduction_of
 from kifu.errors import ExperimentError
 from kifu.objectives import token_weights, unit_of
 
@@ -26,13 +26,9 @@ def test_cards_tell_the_methods_apart() -> None:
     assert len({card.name for card in cards}) == len(cards)
     for card in cards:
         assert card.neighbour.partition(":")[0] in ALGORITHMS, "the neighbour is a method of this list"
-    assert {name: ALGORITHMS[name].card.on_policy for name in ALGORITHMS} == {
-        "actor_critic": True,
-        "grpo": True,
-        "ppo": True,
-        "reinforce": True,
-        "sft": False,
-    }
+        assert not card.on_policy or card.data in (Source.FRESH, Source.REPLAY), "older data is not on-policy"
+    known = {"actor_critic": True, "grpo": True, "ppo": True, "reinforce": True, "sft": False, "sao": False}
+    assert {name: ALGORITHMS[name].card.on_policy for name in known} == known
 
 
 @pytest.mark.parametrize(("name", "mean"), [("token", 21 / 9), ("trajectory", 2.5), ("turn", 10 / 3), ("sum", 10.5)])
@@ -62,7 +58,7 @@ def test_the_options_are_the_fields_and_round_trip(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "options", "told"),
     [
-        ("rlo", {}, ["no algorithm `rlo`", "Known: actor_critic, grpo, ppo, reinforce, sft"]),
+        ("rlo", {}, ["no algorithm `rlo`; did you mean `rloo`? Known: " + ", ".join(sorted(ALGORITHMS))]),
         ("gropo", {}, ["did you mean `grpo`?"]),
         ("grpo", {"clip_hi": 0.3}, ["algorithm `grpo` has no option `clip_hi`", "did you mean `clip_high`?"]),
         ("grpo", {"std": "sampel"}, ["algorithm `grpo`, option `std`", "'sample'", "found 'sampel'"]),

@@ -11,7 +11,9 @@ from kifu.algorithms._axes import axes_of, differing_axes, surrogate_of
 from kifu.algorithms._names import check_name
 from kifu.algorithms.actor_critic import ActorCritic
 from kifu.algorithms.agentic_replay_po import AgenticReplayPo
+from kifu.algorithms.bilevel_gae import BilevelGae
 from kifu.algorithms.cispo import Cispo
+from kifu.algorithms.compaction_gae import CompactionGae
 from kifu.algorithms.composition import (
     Algorithm,
     Card,
@@ -28,9 +30,15 @@ from kifu.algorithms.composition import (
 from kifu.algorithms.dapo import Dapo
 from kifu.algorithms.dr_grpo import DrGrpo
 from kifu.algorithms.dupo import Dupo
+from kifu.algorithms.gigpo import GiGpo
+from kifu.algorithms.graphgpo import GraphGpo
+from kifu.algorithms.graphhca import GraphHca
 from kifu.algorithms.grpo import Grpo
 from kifu.algorithms.gspo import Gspo
+from kifu.algorithms.hcapo import Hcapo
+from kifu.algorithms.igpo import Igpo
 from kifu.algorithms.maxrl import MaxRl
+from kifu.algorithms.mt_grpo import MtGrpo
 from kifu.algorithms.ppo import Ppo
 from kifu.algorithms.reinforce import Reinforce
 from kifu.algorithms.reinforce_pp import ReinforcePlusPlus
@@ -39,19 +47,31 @@ from kifu.algorithms.sao import Sao
 from kifu.algorithms.sft import Sft
 from kifu.algorithms.simpletir import SimpleTir
 from kifu.algorithms.starpo_s import StarPoS
+from kifu.algorithms.tara import Tara
+from kifu.algorithms.trace_budget import TraceBudget
+from kifu.algorithms.trace_turn_credit import TraceTurnCredit
 from kifu.algorithms.transitions import Transitions
+from kifu.algorithms.turn_ppo import TurnPpo
 from kifu.errors import ArgumentError, ExperimentError, nearest
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
     "actor_critic": ActorCritic,
     "agentic_replay_po": AgenticReplayPo,
+    "bilevel_gae": BilevelGae,
     "cispo": Cispo,
+    "compaction_gae": CompactionGae,
     "dapo": Dapo,
     "dr_grpo": DrGrpo,
     "dupo": Dupo,
+    "gigpo": GiGpo,
+    "graphgpo": GraphGpo,
+    "graphhca": GraphHca,
     "grpo": Grpo,
     "gspo": Gspo,
+    "hcapo": Hcapo,
+    "igpo": Igpo,
     "maxrl": MaxRl,
+    "mt_grpo": MtGrpo,
     "ppo": Ppo,
     "reinforce": Reinforce,
     "reinforce_pp": ReinforcePlusPlus,
@@ -60,7 +80,11 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "sft": Sft,
     "simpletir": SimpleTir,
     "starpo_s": StarPoS,
+    "tara": Tara,
+    "trace_budget": TraceBudget,
+    "trace_turn_credit": TraceTurnCredit,
     "transitions": Transitions,
+    "turn_ppo": TurnPpo,
 }
 
 

@@ -27,6 +27,7 @@ from kifu.records import Bools
 ReductionName: TypeAlias = Literal["token", "turn", "trajectory", "sum"]
 StdName: TypeAlias = Literal["none", "sample", "population"]
 Epochs: TypeAlias = Annotated[int, Field(ge=1)]
+Count: TypeAlias = Annotated[int, Field(ge=1)]
 Share: TypeAlias = Annotated[float, Field(ge=0, le=1)]
 Amount: TypeAlias = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 """Domains of options, checked by `kifu.algorithms.build_algorithm`."""
@@ -198,6 +199,36 @@ def scale_of(name: StdName, *, eps: float) -> Scale:
             return PopulationStd(eps=eps)
         case _ as unreachable:
             assert_never(unreachable)
+
+
+def unless_silent(credits: list[TurnCredit]) -> list[TurnCredit] | None:
+    """The credits, or None when every advantage of the group is exactly 0: nothing would move but denominators."""
+    for credit in credits:
+        parts = (credit.advantages_K,) if credit.token_advantages_K is None else credit.token_advantages_K
+        if any(bool(part.any()) for part in parts):
+            return credits
+    return None
+
+
+def token_credit(advantages_KN: Sequence[Doubles], *, values_KN: Sequence[Doubles] | None = None) -> TurnCredit:
+    """Credit whose tokens differ inside a turn; people are shown its mean.
+
+    Args:
+        advantages_KN: of every trained token.
+        values_KN: V before every trained token. The critic's target of a turn is then A + V at its first token; a turn
+            without tokens is left out.
+    """
+    targets_K, kept_K = None, None
+    if values_KN is not None:
+        kept_K = np.array([a_N.size > 0 for a_N in advantages_KN], dtype=np.bool_)
+        pairs = zip(advantages_KN, values_KN, strict=True)
+        targets_K = np.array([a_N[0] + v_N[0] if a_N.size else 0.0 for a_N, v_N in pairs], dtype=np.float64)
+    return TurnCredit(
+        advantages_K=np.array([a_N.mean() if a_N.size else 0.0 for a_N in advantages_KN], dtype=np.float64),
+        token_advantages_K=tuple(advantages_KN),
+        kept_K=kept_K,
+        value_targets_K=targets_K,
+    )
 
 
 def outcome_returns(group: Sequence[Episode], rules: RewardRules) -> list[float]:

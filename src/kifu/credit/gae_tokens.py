@@ -123,6 +123,34 @@ def cross_segment_gae(local_SN: Sequence[Doubles], *, gamma: float, lam: float) 
     return tuple((gamma * lam) ** sum(sizes[s + 1 :]) * local for s, local in enumerate(local_SN))
 
 
+def compaction_gae(episode: Episode, *, gamma: float, lam: float) -> tuple[Doubles, ...]:
+    """``[K][N]`` GAE inside every context of an episode, then `cross_segment_gae`.
+
+    A context ends with the sum of all rewards paid after it: for one reward at the end, every context has that reward.
+    """
+    values_KN = token_values(episode)
+    lengths_K = _lengths(values_KN)
+    paid_KN = paid_at_last_tokens(episode.rewards_K, lengths_K=lengths_K)
+    segments = list(dict.fromkeys(turn.segment for turn in episode.turns))
+    members = [[k for k, turn in enumerate(episode.turns) if turn.segment == segment] for segment in segments]
+    local: list[Doubles] = []
+    later = 0.0
+    for s in range(len(segments) - 1, -1, -1):
+        rewards_N = np.concatenate([paid_KN[k] for k in members[s]])
+        own = float(rewards_N.sum())
+        if rewards_N.size:
+            rewards_N[-1] += later
+        after = episode.boundary if s == len(segments) - 1 else 0.0
+        values_N = np.concatenate([values_KN[k] for k in members[s]])
+        local.insert(0, token_gae(rewards_N, values_N, gamma=gamma, lam=lam, final_value=after))
+        later += own
+    found_KN = [np.empty(0) for _ in lengths_K]
+    for turns, whole_N in zip(members, cross_segment_gae(local, gamma=gamma, lam=lam), strict=True):
+        for k, part_N in zip(turns, _split(whole_N, [lengths_K[k] for k in turns]), strict=True):
+            found_KN[k] = part_N
+    return tuple(found_KN)
+
+
 def length_lambda(length: int, *, scale: float = 1.5) -> float:
     """``lam = 1 - 1 / (scale l)``: the residuals of a long sequence decay slowlier; 0 where that would be negative."""
     if length < 0 or not scale > 0:

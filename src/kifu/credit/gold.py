@@ -8,6 +8,7 @@ Axes: ``K`` turns, ``T`` transitions between scored prefixes (one prefix more th
 import numpy as np
 
 from kifu.credit.arrays import Doubles, Numbers, as_doubles, check_gamma
+from kifu.credit.episode import Episode
 from kifu.errors import ArgumentError
 
 
@@ -58,6 +59,27 @@ def window_credit(
         if fill is not None and k + window >= count:
             found_T[k] += fill * gamma ** (count - k) * outcome
     return found_T
+
+
+def tool_turn_logprobs(episode: Episode) -> Doubles:
+    """``[T + 1]`` the gold answer's log-probability before each turn that calls a tool, and after the last of them.
+
+    The end of the last is the prefix before the next turn, or the end of the episode. Turns without a call are no
+    transition of their own: what happens there belongs to the tool turn before them.
+
+    Raises:
+        ArgumentError: a prefix that is needed was not scored.
+    """
+    tools = [at for at, turn in enumerate(episode.turns) if turn.calls_tool]
+    found: list[float] = []
+    for at in [*tools, tools[-1] + 1] if tools else []:
+        is_end = at == len(episode.turns)
+        logprob = episode.final_gold_logprob if is_end else episode.turns[at].gold_logprob
+        if logprob is None:
+            field = "final_gold_logprob" if is_end else "gold_logprob"
+            raise ArgumentError(f"{episode.id}, turn {at}: the method needs `{field}`, which nobody recorded")
+        found.append(logprob)
+    return as_doubles(found, name="gold log-probabilities")
 
 
 def information_gain(gold_logprobs: Numbers) -> Doubles:

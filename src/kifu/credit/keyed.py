@@ -36,6 +36,14 @@ def relative_by_key(
     return found_GK
 
 
+def relative_by_position(values_GN: Sequence[Doubles]) -> tuple[Doubles, ...]:
+    """``[G][N]`` every value minus the mean at its position over all members; one that is over counts as 0."""
+    total = np.zeros(max((values_N.size for values_N in values_GN), default=0))
+    for values_N in values_GN:
+        total[: values_N.size] += values_N
+    return tuple(values_N - total[: values_N.size] / len(values_GN) for values_N in values_GN)
+
+
 def episode_relative(
     scores_G: Numbers, lengths_G: Sequence[int], *, scale: Scale, cross_steps: bool = True
 ) -> tuple[float, ...]:

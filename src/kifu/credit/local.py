@@ -6,6 +6,12 @@ Axes: ``K`` turns.
 import numpy as np
 
 from kifu.credit.arrays import Doubles, Numbers, as_doubles, check_gamma
+from kifu.credit.episode import TurnFacts
+
+
+def component_reward(turn: TurnFacts, component: str | None) -> float:
+    """What a reward component was paid in a turn, unweighted; None adds all of them. What was not paid is 0."""
+    return float(sum(turn.rewards.values())) if component is None else turn.rewards.get(component, 0.0)
 
 
 def gated_future(rewards_K: Numbers, *, gamma: float, gated: bool = True) -> Doubles:
