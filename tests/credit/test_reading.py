@@ -8,8 +8,10 @@ import pytest
 from kifu.credit import Episode
 from kifu.credit.reading import RewardRules, read_episode
 from kifu.records import (
+    Action,
     EnvironmentRef,
     Estimate,
+    Finish,
     Origin,
     Outcome,
     Provenance,
@@ -18,11 +20,14 @@ from kifu.records import (
     StopReason,
     Tape,
     TaskRef,
+    ToolCall,
     Trajectory,
     Turn,
     Verdict,
     as_ints,
 )
+
+CALL = ToolCall(name="look")
 
 
 def trajectory(score: float | None, components: tuple[dict[str, float], ...]) -> Trajectory:
@@ -75,3 +80,23 @@ def test_estimates_and_contexts_of_a_turn_become_its_facts() -> None:
     assert [turn.hindsight_logprob for turn in episode.turns] == [-0.5, None]
     assert [turn.segment for turn in episode.turns] == [0, 0]
     assert episode.final_gold_logprob == -0.25
+
+
+@pytest.mark.parametrize(
+    ("turn", "is_void"),
+    [
+        (Turn(index=0, text="the answer is 4"), False),
+        (Turn(index=0, text="the answer is", finish=Finish.LENGTH), True),
+        (Turn(index=0, text="the answer is", finish=Finish.CONTEXT), True),
+        (Turn(index=0, text=" \n"), True),
+        (Turn(index=0, action=Action(sampled=(CALL,), executed=(CALL,))), False),
+        (Turn(index=0, action=Action(sampled=(CALL,), rewriter="budget/1")), False),
+        (Turn(index=0, finish=Finish.LENGTH, action=Action(sampled=(CALL,), executed=(CALL,))), False),
+        (Turn(index=0, text="<tool_call>{", action=Action(parse_error="no closing tag")), True),
+    ],
+)
+def test_a_turn_is_void_without_a_readable_call_and_without_an_answer(turn: Turn, is_void: bool) -> None:
+    record = trajectory(1.0, ({},))
+    episode = read_episode(replace(record, turns=(replace(turn, start=0, stop=1),)), RewardRules())
+    assert isinstance(episode, Episode)
+    assert [facts.is_void for facts in episode.turns] == [is_void]

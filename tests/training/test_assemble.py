@@ -11,6 +11,7 @@ from kifu.algorithms import build_algorithm
 from kifu.credit import Bootstrap
 from kifu.credit.reading import RewardRules
 from kifu.records import (
+    Finish,
     Group,
     Origin,
     Purpose,
@@ -238,3 +239,49 @@ def test_tokens_that_two_tapes_share_are_trained_once(make_record: Make) -> None
     assert [*one.weights, *two.weights] == [1 / 10] * 5
     assert found.denominators.tokens == 10
     assert found.denominators.turns == 3
+
+
+def spoken(record: Trajectory, *, cut: int | None = None) -> Trajectory:
+    """The record with an answer in every turn; turn ``cut`` ends at its token limit."""
+    return replace(
+        record,
+        turns=tuple(
+            replace(turn, text="so", finish=Finish.LENGTH if turn.index == cut else Finish.STOP)
+            for turn in record.turns
+        ),
+    )
+
+
+def test_a_trajectory_that_the_algorithm_masks_is_held_back_and_stays_in_its_groups_statistics(
+    make_record: Make,
+) -> None:
+    """Rewards 1, 0, .5: the second has a turn that was cut off. Deviation with n - 1 over all three."""
+    members = [
+        spoken(make_record([3], reward=1.0)),
+        spoken(make_record([1, 1], reward=0.0, member=1), cut=0),
+        spoken(make_record([2], reward=0.5, member=2)),
+    ]
+    found = put(group(*members), algorithm="simpletir", options={"eps": 0.0})
+
+    assert [found.buckets[member.id] for member in members] == [Bucket.TRAINED, Bucket.HELD_BACK, Bucket.TRAINED]
+    assert found.why == {members[1].id: "the algorithm masked every token of it"}
+    assert [(row.trajectory, row.advantages.tolist()) for row in found.rows] == [
+        (members[0].id, pytest.approx([1.0] * 3)),
+        (members[2].id, pytest.approx([0.0] * 2)),
+    ]
+    assert [row.weights.tolist() for row in found.rows] == [pytest.approx([0.2] * 3), pytest.approx([0.2] * 2)]
+    assert found.denominators.tokens == 5
+
+
+def test_copies_of_a_group_are_counted_as_uses_of_its_trajectories(make_record: Make) -> None:
+    """One informative group of three: it stands three times, in one row a trajectory."""
+    groups = [
+        group(*(make_record([1], reward=value, member=at, group=g, task=str(g)) for at, value in enumerate(rewards)))
+        for g, rewards in enumerate([[1.0, 1.0], [1.0, 0.0], [0.0, 0.0]])
+    ]
+    found = put(*groups, algorithm="dupo")
+
+    assert found.copies == (0, 3, 0)
+    assert found.times == {member.id: 3 for member in groups[1].members}
+    assert [row.weights.tolist() for row in found.rows] == [[0.5], [0.5]]
+    assert found.denominators.tokens == 6

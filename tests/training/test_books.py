@@ -58,6 +58,35 @@ def test_attempts_and_tokens_close_into_their_buckets(make_record: Make) -> None
     assert found.next().opening == Count(attempts=1, tokens=0)
 
 
+def test_a_copied_group_counts_every_copy_in_every_epoch_as_a_use(make_record: Make) -> None:
+    """Two groups, one without signal: the other stands twice, two epochs use its five tokens four times."""
+    members = [
+        make_record([2], reward=1.0),
+        make_record([3], reward=0.0, member=1),
+        make_record([4], reward=1.0, group=1, task="u"),
+        make_record([1], reward=1.0, group=1, member=1, task="u"),
+    ]
+    books = Books()
+    run(books, *members)
+    assembled = assemble(
+        [Group(task=pair[0].task, members=tuple(pair)) for pair in (members[:2], members[2:])],
+        algorithm=build_algorithm("dupo"),
+        rules=RewardRules(),
+        version=0,
+        max_age=0,
+    )
+
+    found = close_step(
+        Ledger(step=0), books, assembled=assembled, trajectories={item.id: item for item in members}, epochs=2
+    )
+
+    assert found.times_used == {4: 5}
+    assert found.closed == {
+        Bucket.TRAINED: Count(attempts=2, tokens=5),
+        Bucket.DEGENERATE: Count(attempts=2, tokens=5),
+    }
+
+
 def test_a_rollout_that_is_dropped_stops_the_run(make_record: Make) -> None:
     members = [make_record([2], reward=float(at), member=at) for at in range(3)]
     books = Books()

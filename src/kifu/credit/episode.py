@@ -34,7 +34,7 @@ class TurnFacts:
     segment: int = 0
     """Turns that one context held share the number; a compaction or a fork begins another."""
     is_void: bool = False
-    """Whether the turn holds neither a call that could be parsed nor a final answer."""
+    """Whether the turn holds neither a call that could be parsed nor a final answer that is complete and not blank."""
     logprobs_N: Doubles | None = None
     """Nats, as recorded when sampling."""
     reference_logprobs_N: Doubles | None = None

@@ -13,7 +13,7 @@ from kifu.credit.arrays import Doubles
 from kifu.credit.episode import Bootstrap, BranchPoint, CutTreatment, Episode, Exclude, TurnFacts
 from kifu.credit.shaping import shaping_rewards
 from kifu.errors import RecordError
-from kifu.records import Origin, Purpose, Trajectory, Turn
+from kifu.records import Finish, Origin, Purpose, Trajectory, Turn
 
 
 class Exclusion(StrEnum):
@@ -121,13 +121,23 @@ def _facts(trajectory: Trajectory) -> tuple[TurnFacts, ...]:
             segment=turn.tape,
             is_void=_is_void(turn),
             logprobs_N=np.concatenate(logprobs[turn.index]) if logprobs[turn.index] else None,
+            entropies_N=_entropies(turn, lengths[turn.index]),
         )
         for turn in trajectory.turns
     )
 
 
+def _entropies(turn: Turn, length: int) -> Doubles | None:
+    """``[N]`` where the entropy of every sampled token of the turn was kept."""
+    found = turn.token_entropies
+    return np.array(found, dtype=np.float64) if len(found) == length else None
+
+
 def _is_void(turn: Turn) -> bool:
-    return turn.action.parse_error is not None
+    """A turn without a call is the final answer, unless it was cut off or says nothing."""
+    if turn.action.parse_error is not None:
+        return True
+    return not turn.action.sampled and (turn.finish is not Finish.STOP or not turn.text.strip())
 
 
 def _shaping(trajectory: Trajectory, durations_K: Doubles, gamma: float) -> Doubles:

@@ -42,6 +42,8 @@ class Assembled:
     informative: int
     copies: tuple[int, ...] = ()
     """How often each group stands in the update, after the algorithm's selection."""
+    times: Mapping[str, int] = field(default_factory=dict)
+    """Trained trajectory to how often it stands in the update, copies of its group included."""
     borrowed: Borrowed = field(default_factory=Borrowed)
     """Records that are trained beside the step's own; no bucket of this step is theirs."""
     rescored: frozenset[str] = frozenset()
@@ -83,11 +85,15 @@ def assemble(
         seed=version,
     )
     rows: list[Row] = []
+    times: dict[str, int] = {}
     for members, group in zip(usable, update.groups, strict=True):
         for at, (member, _) in enumerate(members):
             buckets[member.id] = Bucket.TRAINED if group.members else Bucket.DEGENERATE
-            if group.members:
+            if group.members and _is_masked(group.members[at]):
+                buckets[member.id], why[member.id] = Bucket.HELD_BACK, "the algorithm masked every token of it"
+            elif group.members:
                 rows += _rows(member, group.members[at], over=update.denominators, scored=scored)
+                times[member.id] = group.members[at].credit.copies
             elif group.is_informative:
                 why[member.id] = "the selection of groups left its group out"
     for member in borrowed.set_aside:
@@ -103,9 +109,15 @@ def assemble(
         groups=len(groups),
         informative=sum(group.is_informative for group in update.groups),
         copies=tuple(group.copies for group in update.groups),
+        times=times,
         borrowed=borrowed,
         rescored=frozenset(scored.present) & {row.trajectory for row in rows},
     )
+
+
+def _is_masked(credited: Credited) -> bool:
+    """Whether a trajectory has tokens to train and its credit keeps none of them."""
+    return credited.weights_N.size > 0 and not bool(credited.weights_N.any())
 
 
 def usable_members(

@@ -101,12 +101,18 @@ def close_step(
     ledger = ledger.start(attempts=started.attempts, tokens=started.tokens)
     for name, bucket in assembled.buckets.items():
         ledger = ledger.close(bucket, attempts=1, tokens=trajectories[name].sampled_tokens)
-    trained = [trajectories[name] for name, bucket in assembled.buckets.items() if bucket is Bucket.TRAINED]
-    for times, tokens in occurrences(trained, trajectories).items():  # a turn that branches share stands in several
+    trained = [
+        trajectories[name]
+        for name, bucket in assembled.buckets.items()
+        if bucket is Bucket.TRAINED
+        for _ in range(assembled.times.get(name, 1))
+    ]
+    for times, tokens in occurrences(trained, trajectories).items():  # branches share turns, copies are counted
         ledger = ledger.use(times * epochs, tokens=tokens)
     for name in {row.trajectory for row in assembled.rows} & set(assembled.borrowed.records):
         tokens = assembled.borrowed.records[name].sampled_tokens
-        ledger = ledger.use((uses or {}).get(name, 0) + epochs, tokens=tokens)
+        used = epochs * assembled.times.get(name, 1)
+        ledger = ledger.use((uses or {}).get(name, 0) + used, tokens=tokens)
     ledger = ledger.end(in_flight=in_flight)
     ledger.check()
     return ledger

@@ -58,7 +58,7 @@ def plan_line(
                 present=tuple(value for row in rows for value in row.behaviour_logprobs.tolist())
                 if name in assembled.rescored
                 else (),
-                times_used=(uses or {}).get(name, 0) + update + 1,
+                times_used=(uses or {}).get(name, 0) + (update + 1) * assembled.times.get(name, 1),
             )
             for name, rows in by_id.items()
         ),
