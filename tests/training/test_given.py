@@ -144,7 +144,10 @@ def test_facts_of_turns_are_read_and_derived() -> None:
         {
             "reward": 0.0,
             "branch": {"parent": None, "turn": 0},
-            "turns": [{"state": "a", "tokens": tokens, "gold_logprob": -2.0}, {"state": "b", "next_state": "c"}],
+            "turns": [
+                {"state": "a", "tokens": tokens, "gold_logprob": -2.0},
+                {"state": "b", "next_state": "c", "hindsight_logprob": -0.5, "segment": 1},
+            ],
         }
     )
 
@@ -153,6 +156,8 @@ def test_facts_of_turns_are_read_and_derived() -> None:
     assert (first.num_tokens, first.state, first.next_state, second.next_state) == (2, "a", "b", "c")
     assert first.entropy == pytest.approx(0.3)
     assert first.gold_logprob == -2.0
+    assert (first.hindsight_logprob, first.segment) == (None, 0)
+    assert (second.hindsight_logprob, second.segment) == (-0.5, 1)
     assert first.logprobs_N is None, "one token lacks it"
     assert found.branch is None
     assert found.values_K is None

@@ -71,6 +71,10 @@ class GivenTurn(Part):
     potential: float | None = None
     entropy: float | None = None
     gold_logprob: Logprob | None = None
+    hindsight_logprob: Logprob | None = None
+    """Nats, mean over the turn's tokens, given the history before the turn and how the episode ended."""
+    segment: Annotated[int, Field(ge=0)] = 0
+    """Turns that one context held share the number."""
     duration: Annotated[float, Field(gt=0)] = 1.0
     calls_tool: bool = True
     is_void: bool = False
@@ -329,6 +333,8 @@ def _facts(item: GivenTrajectory, at: int) -> TurnFacts:
         next_state=after if turn.next_state is None else turn.next_state,
         entropy=entropy,
         gold_logprob=turn.gold_logprob,
+        hindsight_logprob=turn.hindsight_logprob,
+        segment=turn.segment,
         rewards={"reward": turn.reward, **turn.rewards},
         calls_tool=turn.calls_tool,
         is_void=turn.is_void,
