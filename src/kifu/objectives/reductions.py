@@ -133,6 +133,21 @@ def unit_of(reduction: Reduction) -> str:
             assert_never(unreachable)
 
 
+def length_rule(reduction: Reduction) -> str:
+    """What the length of a trajectory or turn does to the weight of its tokens, for protocols and reports."""
+    match reduction:
+        case TokenMean():
+            return "none: every token weighs the same, long trajectories more"
+        case TurnMean():
+            return "by the tokens of each turn"
+        case TrajectoryMean():
+            return "by the tokens of each trajectory"
+        case ConstantNormalizer(tokens=tokens):
+            return f"none: every token weighs the same, divided by the constant {tokens:g}"
+        case _ as unreachable:
+            assert_never(unreachable)
+
+
 def weight_by(
     labels_B: Sequence[Hashable], *, weights_BN: Sequence[Doubles], advantages_BN: Sequence[Doubles] | None = None
 ) -> Mapping[Hashable, float]:

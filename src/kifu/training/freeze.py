@@ -13,6 +13,7 @@ from kifu.algorithms import Algorithm, options_of
 from kifu.envs import Environment
 from kifu.objectives import unit_of
 from kifu.training.layers import Experiment, HfPolicy
+from kifu.training.update_record import update_record
 
 Tables: TypeAlias = dict[str, dict[str, Any]]
 
@@ -45,7 +46,20 @@ REQUIRED: Mapping[str, tuple[str, ...]] = {
     "policy": ("weights_digest", "tokenizer", "template", "parser", "tools", "decoding", "controller", "memory"),
     "record": ("tokens", "mask", "logprobs", "actions", "observations", "stop_reasons", "costs", "keep_weights"),
     "credit": ("final_check", "partial_credit", "shaping", "critic", "on_truncation", "on_environment_failure"),
-    "update": ("grouping", "reduction", "ratio", "epochs", "max_age"),
+    "update": (
+        "grouping",
+        "reduction",
+        "ratio",
+        "epochs",
+        "max_age",
+        "ratio_level",
+        "ratio_computed",
+        "denominators",
+        "length_normalization",
+        "updates_per_rollout",
+        "age",
+        "extreme_weights",
+    ),
     "evaluation": ("success", "reliability", "turns_and_calls", "cost_and_latency", "errors", "transfer", "safety"),
 }
 """What a run does not start without, per layer."""
@@ -196,6 +210,7 @@ def _update(experiment: Experiment, algorithm: Algorithm) -> dict[str, Any]:
         "reduction": unit_of(algorithm.reduction),
         "ratio": algorithm.card.ratio,
         "epochs": algorithm.plan.epochs,
+        **update_record(algorithm, max_age=experiment.update.max_age),
     }
 
 
