@@ -90,6 +90,13 @@ class Progress:
         else:
             self._live.update(Text(step_line(view), no_wrap=True, overflow="ellipsis"), refresh=True)
 
+    def wait(self, text: str) -> None:
+        """Show what is being waited for, until the next `update`; a line of its own where nothing can be redrawn."""
+        if self._live is None:
+            self.say(text)
+        else:
+            self._live.update(Text(text, no_wrap=True, overflow="ellipsis"), refresh=True)
+
     def say(self, text: str) -> None:
         """Print a line that stays, above the moving one."""
         if not self.is_silent:

@@ -94,6 +94,9 @@ class Engine:
     """How batches for the trainer are packed: merged by common prefix, or one row per sequence."""
     close: Callable[[], None] = _nothing_to_close
     """Ends threads and frees what the engine holds; nobody uses it after."""
+    counters: Callable[[], Mapping[str, int]] = dict
+    """What the sampler counted since it came up: positions that went through the model, positions that were reused,
+    contexts that were pushed out. Empty where nothing is counted."""
     bitmaps: dict[str, bytes] = field(default_factory=dict)
     """Packed bitmaps of supports by digest: the sampler adds, the trainer reads, the run keeps them."""
     facts: Mapping[str, str] = field(default_factory=dict)

@@ -60,6 +60,7 @@ def _load(spec: EngineSpec) -> Engine:
         reproducible=sampler.reproducible,
         layout="tree" if trainer.tree_exact else "rows",
         bitmaps=sampler.bitmaps,
+        counters=lambda: _counters(sampler.stats),
         close=sampler.close,
         facts={
             "model": type(model.whole).__name__,
@@ -73,6 +74,15 @@ def _load(spec: EngineSpec) -> Engine:
             "tree_exact": str(trainer.tree_exact).lower(),
         },
     )
+
+
+def _counters(stats: Stats) -> Mapping[str, int]:
+    return {
+        "positions_fed": stats.positions_fed,
+        "positions_reused": stats.prefix_reused,
+        "evictions": stats.evictions,
+        "forwards": stats.forwards,
+    }
 
 
 def _check_positions(model: CausalModel, spec: EngineSpec) -> None:

@@ -28,11 +28,13 @@ def build(spec: EngineSpec) -> Engine:
         version = spec.initial.version
         load_weights(sampled, spec.initial)
         load_weights(trained, spec.initial)
+    sampler = RecurrentSampler(sampled, spec=spec, version=version)
     return Engine(
-        sampler=RecurrentSampler(sampled, spec=spec, version=version),
+        sampler=sampler,
         trainer=RecurrentTrainer(trained, optimizer=spec.optimizer, version=version),
         reproducible=rows_are_independent(sampled, vocabulary=spec.vocabulary),
         has_value=True,
+        counters=lambda: {"positions_fed": sampler.positions_fed, "positions_refed": sampler.positions_refed},
         facts={
             "kind": options.kind,
             "hidden": str(options.hidden),
