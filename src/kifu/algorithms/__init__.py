@@ -10,7 +10,10 @@ from pydantic import TypeAdapter, ValidationError
 from kifu.algorithms._axes import axes_of, differing_axes, surrogate_of
 from kifu.algorithms._names import check_name
 from kifu.algorithms.actor_critic import ActorCritic
+from kifu.algorithms.aepo import Aepo
+from kifu.algorithms.agentic_reinforced_po import AgenticReinforcedPo
 from kifu.algorithms.agentic_replay_po import AgenticReplayPo
+from kifu.algorithms.at2po import At2Po
 from kifu.algorithms.bilevel_gae import BilevelGae
 from kifu.algorithms.cispo import Cispo
 from kifu.algorithms.compaction_gae import CompactionGae
@@ -51,12 +54,16 @@ from kifu.algorithms.tara import Tara
 from kifu.algorithms.trace_budget import TraceBudget
 from kifu.algorithms.trace_turn_credit import TraceTurnCredit
 from kifu.algorithms.transitions import Transitions
+from kifu.algorithms.tree_grpo import TreeGrpo
 from kifu.algorithms.turn_ppo import TurnPpo
 from kifu.errors import ArgumentError, ExperimentError, nearest
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
     "actor_critic": ActorCritic,
+    "aepo": Aepo,
+    "agentic_reinforced_po": AgenticReinforcedPo,
     "agentic_replay_po": AgenticReplayPo,
+    "at2po": At2Po,
     "bilevel_gae": BilevelGae,
     "cispo": Cispo,
     "compaction_gae": CompactionGae,
@@ -84,6 +91,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "trace_budget": TraceBudget,
     "trace_turn_credit": TraceTurnCredit,
     "transitions": Transitions,
+    "tree_grpo": TreeGrpo,
     "turn_ppo": TurnPpo,
 }
 

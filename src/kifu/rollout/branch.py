@@ -96,7 +96,7 @@ class Trail:
 
     @classmethod
     async def begin(
-        cls, setting: Setting, session: Session, guard: GuardedEnvironment, departure: Departure | None
+        cls, setting: Setting, session: Session, *, guard: GuardedEnvironment, departure: Departure | None
     ) -> "Trail":
         """Go to where the rollout begins.
 

@@ -130,7 +130,7 @@ async def _attempt(
     try:
         async with asyncio.timeout(limit):
             await session.begin()
-            trail = session if setting.branchable is None else await Trail.begin(setting, session, guard, departure)
+            trail = session if setting.branchable is None else await Trail.begin(setting, session, guard=guard, departure=departure)
             with crossing(AgentFailure, f"agent {setting.agent.id}"):
                 await setting.agent.run(task, trail, trail)
     except TimeoutError:
