@@ -18,8 +18,10 @@ def show_result(result: Result, *, as_json: bool) -> None:
             }
         )
         return
-    for summary in result.evaluations[:1] + result.evaluations[1:][-1:]:
-        say(f"{'before' if summary.checkpoint == '0' else 'after':<7} {success_line(summary)}")
+    first, last = result.evaluations[:1], result.evaluations[1:][-1:]
+    for summary in first + last:
+        is_before = summary.checkpoint == "0" or (summary in first and bool(last))
+        say(f"{'before' if is_before else 'after':<7} {success_line(summary)}")
         for warning in cuts(summary):
             say(warning)
     say(f"run     {result.folder}  {result.steps} steps, version {result.version}")
