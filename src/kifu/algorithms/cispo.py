@@ -54,7 +54,7 @@ class Cispo:
         family="policy-based",
         neighbour="dapo: a token beyond a bound has no gradient",
         notes=(
-            "the value of the cap is not published; a largest weight of 5 is ours, as re-implementations use",
+            "the value of the cap is not published; a largest weight of 5 is ours",
             "the paper leaves groups of equal rewards out and penalizes length as DAPO does; the penalty is not here",
             "the paper does not say which standard deviation",
         ),
