@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kifu.envs import Environment, SnapshotKind, ToolSpec
-from kifu.envs.contract import canonical_state
+from kifu.envs.contract import canonical_state, digest_state
 from kifu.envs.guard import GuardedEnvironment
 from kifu.envs.segments import read_state
 from kifu.errors import AgentFailure, EnvironmentFailure, ExperimentError
@@ -192,8 +192,11 @@ class Trail:
             return _note(self._guard.final_digest, None)
         began = time.perf_counter()
         state, digest = await self._guard.snapshot()
-        blob = await asyncio.to_thread(self._branchable.states.put, canonical_state(state))
         self._session.environment_s += time.perf_counter() - began
+        data, blob = canonical_state(state), digest_state(state)
+        if not self._branchable.states.has(blob):
+            kept = asyncio.to_thread(self._branchable.states.put, data)
+            self._session.keeping.append(asyncio.ensure_future(kept))
         return _note(digest, blob)
 
 

@@ -86,6 +86,7 @@ async def run_rollout(
             verdict, final_value = None, None
             session.outcome = Outcome(reason=_REASONS[type(failure)], detail=str(failure)[:2000])
         session.log.close_turn()
+        await asyncio.gather(*session.keeping)
         outcome = session.outcome
         if outcome is None:
             outcome = Outcome(reason=StopReason.NATURAL_END, detail="the agent returned")
@@ -116,6 +117,8 @@ async def run_rollout(
             ),
         )
     finally:
+        for state in session.keeping:
+            state.cancel()
         if not isinstance(writer, Script):
             for context in session.contexts:
                 writer.release(context)
@@ -130,7 +133,9 @@ async def _attempt(
     try:
         async with asyncio.timeout(limit):
             await session.begin()
-            trail = session if setting.branchable is None else await Trail.begin(setting, session, guard=guard, departure=departure)
+            trail: Session | Trail = session
+            if setting.branchable is not None:
+                trail = await Trail.begin(setting, session, guard=guard, departure=departure)
             with crossing(AgentFailure, f"agent {setting.agent.id}"):
                 await setting.agent.run(task, trail, trail)
     except TimeoutError:

@@ -1,5 +1,6 @@
 """One episode under way: the world and the policy as an agent sees them."""
 
+import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -71,6 +72,8 @@ class Session:
         self.log = EpisodeLog()
         self.outcome: Outcome | None = None
         self.branch: Branch | None = None
+        self.keeping: list[asyncio.Future[str]] = []
+        """States on their way to the disk; a record names none that is not there."""
         self.generation_s = 0.0
         self.environment_s = 0.0
 
