@@ -8,11 +8,11 @@ Axes: ``K`` turns, ``N`` trained tokens of one turn or one context, ``T`` positi
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from kifu.credit.arrays import Doubles, Numbers, as_doubles, check_gamma
 from kifu.credit.episode import Episode
 from kifu.errors import ArgumentError
-from kifu.records import Bools
 
 
 def token_gae(rewards_N: Numbers, values_N: Numbers, *, gamma: float, lam: float, final_value: float = 0.0) -> Doubles:
@@ -34,7 +34,13 @@ def token_gae(rewards_N: Numbers, values_N: Numbers, *, gamma: float, lam: float
 
 
 def skip_observation_gae(
-    rewards_T: Numbers, values_T: Numbers, mask_T: Bools, *, gamma: float, lam: float, final_value: float = 0.0
+    rewards_T: Numbers,
+    values_T: Numbers,
+    mask_T: npt.NDArray[np.bool_],
+    *,
+    gamma: float,
+    lam: float,
+    final_value: float = 0.0,
 ) -> Doubles:
     """``[T]`` advantage of every sampled token as if observations were not there (SAO, arXiv 2607.07508); 0 on them.
 
