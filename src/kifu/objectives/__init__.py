@@ -43,7 +43,6 @@ from kifu.objectives.surrogate import (
 )
 from kifu.objectives.value import value_loss
 from kifu.objectives.weighted import BandMask, CappedWeight, capped_surrogate, masked_surrogate
-from kifu.objectives.weighted_likelihood import WeightedLikelihood, exponential_weights
 
 __all__ = [
     "BandMask",
@@ -76,12 +75,10 @@ __all__ = [
     "TurnRatio",
     "ValueRegression",
     "ValueTerms",
-    "WeightedLikelihood",
     "capped_surrogate",
     "clipped_surrogate",
     "entropy_bonus",
     "entropy_of",
-    "exponential_weights",
     "extreme_rule",
     "gradient_norm",
     "importance_surrogate",
