@@ -1,6 +1,7 @@
 """Residuals and GAE against the source's numbers, a paper's numbers and the telescoping identity."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -103,8 +104,8 @@ def test_a_cut_without_a_final_value_is_refused_instead_of_taken_as_zero() -> No
 
 
 def test_residuals_without_values_are_refused() -> None:
-    with pytest.raises(ArgumentError, match="no values"):
-        td_residuals(episode([0.0], None), gamma=0.9)
+    with pytest.raises(ArgumentError, match=r"T7: .*`value`.*no values"):
+        td_residuals(replace(episode([0.0], None), id="T7"), gamma=0.9)
 
 
 def test_a_lambda_above_one_is_refused() -> None:

@@ -285,3 +285,20 @@ def test_copies_of_a_group_are_counted_as_uses_of_its_trajectories(make_record: 
     assert found.times == {member.id: 3 for member in groups[1].members}
     assert [row.weights.tolist() for row in found.rows] == [[0.5], [0.5]]
     assert found.denominators.tokens == 6
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    ["rloo", "reinforce_pp", "dr_grpo", "dapo", "gspo", "cispo", "maxrl", "dupo", "simpletir", "transitions"],
+)
+def test_a_member_without_a_reward_changes_nothing_for_the_others(make_record: Make, algorithm: str) -> None:
+    sound = [spoken(make_record([2, 1], reward=value, member=at)) for at, value in ((0, 1.0), (2, 0.0), (3, 0.5))]
+    lost = make_record([7], reward=None, member=1, reason=StopReason.VERIFIER_ERROR)
+
+    alone, beside = put(group(*sound), algorithm=algorithm), put(group(sound[0], lost, *sound[1:]), algorithm=algorithm)
+
+    assert beside.buckets[lost.id] is Bucket.INFRA_ERROR
+    assert [row.trajectory for row in beside.rows] == [member.id for member in sound]
+    for one, other in zip(alone.rows, beside.rows, strict=True):
+        assert one.advantages.tolist() == other.advantages.tolist()
+        assert one.weights.tolist() == other.weights.tolist()

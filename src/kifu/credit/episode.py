@@ -107,7 +107,8 @@ class Episode:
             return 0.0
         if self.final_value is None:
             raise ArgumentError(
-                "the episode was cut and has no final value. Record V(h_T), or treat cuts as `exclude` or `terminal`."
+                f"{self.id or 'an episode'}: it was cut and has no final value. Record V(h_T), or treat cuts as "
+                "`exclude` or `terminal`."
             )
         return self.final_value
 

@@ -24,7 +24,10 @@ def td_residuals(episode: Episode, *, gamma: float) -> Doubles:
         ArgumentError: the episode has no values, or was cut and has no final value.
     """
     if episode.values_K is None:
-        raise ArgumentError("residuals need V(h) before every turn; the episode has no values (is there a critic?)")
+        raise ArgumentError(
+            f"{episode.id or 'an episode'}: residuals need `value`, V(h) before every turn; some turn has no values "
+            "(is there a critic?)"
+        )
     discount_K = discounts(episode.durations_K, gamma=gamma, count=episode.rewards_K.size)
     if not episode.rewards_K.size:
         return discount_K
