@@ -1,6 +1,7 @@
 """Who gets credit: from rewards, values and potentials to advantages. Pure functions on float64, numpy only."""
 
 from kifu.credit.arrays import Doubles
+from kifu.credit.budget import allocate_prefixes, allocate_roots, backed_up_success, prefix_value, root_value
 from kifu.credit.episode import (
     Bootstrap,
     BranchPoint,
@@ -11,6 +12,17 @@ from kifu.credit.episode import (
     TurnFacts,
     treat_cut,
 )
+from kifu.credit.gae_tokens import (
+    bilevel_gae,
+    compaction_gae,
+    cross_segment_gae,
+    episode_token_gae,
+    length_lambda,
+    skip_observation_gae,
+    token_gae,
+)
+from kifu.credit.gold import information_gain, log_gap_progress, window_credit
+from kifu.credit.graph import End, StateGraph, distance_returns, distances, log_progress, reach_values, state_graph
 from kifu.credit.group import (
     PopulationStd,
     SampleStd,
@@ -22,6 +34,7 @@ from kifu.credit.group import (
     leave_one_out,
     mean_reward,
 )
+from kifu.credit.hindsight import hindsight_ratios, hindsight_values
 from kifu.credit.informative import (
     degenerate_probability,
     expected_groups,
@@ -29,6 +42,8 @@ from kifu.credit.informative import (
     informative_probability,
     mixture_informative,
 )
+from kifu.credit.keyed import episode_relative, merge_similar, relative_by_key, relative_by_position
+from kifu.credit.local import component_reward, gated_future
 from kifu.credit.returns import discounted_returns, discounted_sum, macro_reward, macro_value
 from kifu.credit.semantic import SemanticDistribution, enumerate_strings, semantic_distribution
 from kifu.credit.shaping import check_shaping, shaping_rewards
@@ -48,6 +63,7 @@ __all__ = [
     "CutTreatment",
     "DataSource",
     "Doubles",
+    "End",
     "Episode",
     "Exclude",
     "FreshRollouts",
@@ -55,32 +71,61 @@ __all__ = [
     "SampleStd",
     "Scale",
     "SemanticDistribution",
+    "StateGraph",
     "StoredPairs",
     "StoredTrajectories",
     "SuccessReplay",
     "Terminal",
     "TurnFacts",
     "Unscaled",
+    "allocate_prefixes",
+    "allocate_roots",
+    "backed_up_success",
+    "bilevel_gae",
     "centred",
     "check_shaping",
+    "compaction_gae",
+    "component_reward",
+    "cross_segment_gae",
     "degenerate_probability",
     "discounted_returns",
     "discounted_sum",
+    "distance_returns",
+    "distances",
     "enumerate_strings",
+    "episode_relative",
+    "episode_token_gae",
     "expected_groups",
     "gae",
+    "gated_future",
     "group_relative",
     "group_size_for",
+    "hindsight_ratios",
+    "hindsight_values",
+    "information_gain",
     "informative_probability",
     "is_degenerate",
     "leave_one_out",
+    "length_lambda",
+    "log_gap_progress",
+    "log_progress",
     "macro_reward",
     "macro_value",
     "mean_reward",
+    "merge_similar",
     "mixture_informative",
+    "prefix_value",
+    "reach_values",
+    "relative_by_key",
+    "relative_by_position",
+    "root_value",
     "semantic_distribution",
     "shaping_rewards",
+    "skip_observation_gae",
+    "state_graph",
     "td_residuals",
+    "token_gae",
     "treat_cut",
     "wants_replay",
+    "window_credit",
 ]
