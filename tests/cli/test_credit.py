@@ -105,6 +105,13 @@ def test_a_critics_advantage_is_raw_unless_whitening_is_asked_for(
     assert found["groups"][0]["trajectories"][0]["turns"][0]["advantage"] == pytest.approx(shown, abs=1e-6)
 
 
+def test_a_method_that_normalizes_over_the_update_is_shown_as_it_trains(kifu: Kifu, file: Path) -> None:
+    """One token of return 1 and two of return 0: mean 1/3, deviation sqrt(2)/3; nothing is asked for."""
+    found = json.loads(kifu("credit", file, "--algorithm", "reinforce_pp", "--json").stdout)
+    shown = [item["turns"][0]["advantage"] for item in found["groups"][0]["trajectories"][:2]]
+    assert shown == pytest.approx([sqrt(2), -sqrt(0.5)], abs=1e-6)
+
+
 def test_people_read_a_table(kifu: Kifu, file: Path) -> None:
     found = kifu("credit", file, "--algorithm", "grpo")
     assert found.exit_code == 0

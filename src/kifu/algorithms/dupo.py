@@ -54,7 +54,7 @@ class Dupo:
         notes=(
             "not published: the bounds (0.2 and 0.28 are ours, after DAPO) and which standard deviation (population "
             "here, eps 0)",
-            "a copied group pulls twice in one step; the report counts the copies",
+            "a copied group pulls twice in one step; plan and ledger count the uses",
             "a step without an informative group trains nothing",
             "the paper drops tasks that the start policy solves 8 times of 8 before training; choose tasks for that",
             "the paper's reward is 0.1 format + 0.9 answer (`kifu.credit.outcome.format_and_answer`)",

@@ -71,7 +71,7 @@ class StarPoS:
         notes=(
             "the selection is by the sample deviation of the verdicts' rewards; groups of equal rewards are never kept",
             "GAE runs over turns here, over tokens in the source; with gamma = lam = 1 both are return minus value",
-            "selecting by spread moves the distribution of trained tasks; the report shows both",
+            "selecting by spread moves the distribution of trained tasks; the plan holds which were",
             "coefficient of the critic and whitening are ours, not published for this method",
         ),
     )

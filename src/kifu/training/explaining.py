@@ -51,9 +51,10 @@ def explain_file(path: Path, *, algorithm: str) -> Document:
         for item, seen in zip(group.trajectories, items, strict=True):
             if method.plan.needs_value and isinstance(seen.episode, Episode):
                 _check_values(item, str(path))
-    found = explain(known, algorithm=method, rules=rules, whiten=given.options.get("whiten") is True)
+    asked = given.options.get("whiten") is True
+    found = explain(known, algorithm=method, rules=rules, whiten=asked if method.plan.needs_value else None)
     notes = [note for group in given.groups for item in group.trajectories for note in _doubts(item)]
-    if method.plan.whiten and given.options.get("whiten") is not True:
+    if method.plan.whiten and method.plan.needs_value and not asked:
         notes.append("advantages are raw; training normalizes them over the update, as `options.whiten` does here")
     return _annotated(document, found, head={"algorithm": algorithm, "settings": options_of(method)}, notes=notes)
 
