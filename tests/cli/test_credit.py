@@ -189,3 +189,15 @@ def test_another_method_can_be_asked_about_a_recorded_step(kifu: Kifu, finished:
     missing = kifu("credit", "--run", finished, "--step", 99)
     assert missing.exit_code == 4
     assert "no record of step 99" in missing.stderr
+
+
+def test_the_example_of_the_page_is_read(kifu: Kifu, tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "credit.md").read_text()
+    example = page.split("A file is one update:\n\n```json\n")[1].split("```")[0]
+    (tmp_path / "f.json").write_text(example)
+    for algorithm in ("grpo", "reinforce"):
+        options = json.loads(example) | ({} if algorithm == "grpo" else {"options": {}})
+        (tmp_path / "f.json").write_text(json.dumps(options))
+        found = json.loads(kifu("credit", tmp_path / "f.json", "--algorithm", algorithm, "--json").stdout)
+        assert found["loss"] is not None
+        assert found["notes"] == []
