@@ -42,9 +42,11 @@ from kifu.algorithms.hcapo import Hcapo
 from kifu.algorithms.igpo import Igpo
 from kifu.algorithms.maxrl import MaxRl
 from kifu.algorithms.mt_grpo import MtGrpo
+from kifu.algorithms.offline_awr import OfflineAwr
 from kifu.algorithms.ppo import Ppo
 from kifu.algorithms.reinforce import Reinforce
 from kifu.algorithms.reinforce_pp import ReinforcePlusPlus
+from kifu.algorithms.rft import Rft
 from kifu.algorithms.rloo import Rloo
 from kifu.algorithms.sao import Sao
 from kifu.algorithms.sft import Sft
@@ -79,9 +81,11 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "igpo": Igpo,
     "maxrl": MaxRl,
     "mt_grpo": MtGrpo,
+    "offline_awr": OfflineAwr,
     "ppo": Ppo,
     "reinforce": Reinforce,
     "reinforce_pp": ReinforcePlusPlus,
+    "rft": Rft,
     "rloo": Rloo,
     "sao": Sao,
     "sft": Sft,

@@ -44,6 +44,7 @@ from kifu.credit.informative import (
 )
 from kifu.credit.keyed import episode_relative, merge_similar, relative_by_key, relative_by_position
 from kifu.credit.local import component_reward, gated_future
+from kifu.credit.offline import returns_over_state, returns_over_task
 from kifu.credit.returns import discounted_returns, discounted_sum, macro_reward, macro_value
 from kifu.credit.semantic import SemanticDistribution, enumerate_strings, semantic_distribution
 from kifu.credit.shaping import check_shaping, shaping_rewards
@@ -118,6 +119,8 @@ __all__ = [
     "reach_values",
     "relative_by_key",
     "relative_by_position",
+    "returns_over_state",
+    "returns_over_task",
     "root_value",
     "semantic_distribution",
     "shaping_rewards",

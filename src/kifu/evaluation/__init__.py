@@ -2,6 +2,7 @@
 
 from kifu.evaluation.compare import Comparison, compare, sign_flip_test
 from kifu.evaluation.contamination import Overlap, TrainingHistory
+from kifu.evaluation.coverage import Coverage, coverage
 from kifu.evaluation.efficiency import Efficiency
 from kifu.evaluation.intervals import Interval, clopper_pearson, clustered_wilson, paired_bootstrap, wilson
 from kifu.evaluation.passk import pass_at_k, pass_hat_k
@@ -11,6 +12,7 @@ from kifu.evaluation.summary import EvaluationSummary, Reliability, Spread, Succ
 __all__ = [
     "CallAudit",
     "Comparison",
+    "Coverage",
     "Efficiency",
     "EvaluationSummary",
     "Interval",
@@ -23,6 +25,7 @@ __all__ = [
     "clopper_pearson",
     "clustered_wilson",
     "compare",
+    "coverage",
     "judged_success",
     "paired_bootstrap",
     "pass_at_k",

@@ -43,6 +43,7 @@ from kifu.objectives.surrogate import (
 )
 from kifu.objectives.value import value_loss
 from kifu.objectives.weighted import BandMask, CappedWeight, capped_surrogate, masked_surrogate
+from kifu.objectives.weighted_likelihood import WeightedLikelihood, exponential_weights
 
 __all__ = [
     "BandMask",
@@ -75,10 +76,12 @@ __all__ = [
     "TurnRatio",
     "ValueRegression",
     "ValueTerms",
+    "WeightedLikelihood",
     "capped_surrogate",
     "clipped_surrogate",
     "entropy_bonus",
     "entropy_of",
+    "exponential_weights",
     "extreme_rule",
     "gradient_norm",
     "importance_surrogate",

@@ -16,7 +16,7 @@ from kifu.records.checks import placed_spans, rebuild_check
 from kifu.records.parts import MANIFEST, Part, read_part
 from kifu.records.plan import PLAN, PlanLine, read_plan
 from kifu.records.planned import check_plan
-from kifu.records.reader import Problem
+from kifu.records.reader import STORED, Problem
 from kifu.records.rows import Row, from_row
 from kifu.records.tokens import Floats, Origin
 from kifu.records.trajectory import Trajectory
@@ -96,6 +96,8 @@ class _Findings:
     problems: list[Problem] = field(default_factory=list)
     unrebuilt: list[Unrebuilt] = field(default_factory=list)
     kept: dict[str, Trajectory] = field(default_factory=dict)
+    stored: dict[str, Trajectory] = field(default_factory=dict)
+    """Records of other runs that this one learned from."""
     max_logprob_error: float | None = None
 
     def problem(self, what: str, *, part: str | None = None, trajectory: str | None = None) -> None:
@@ -136,6 +138,8 @@ def audit_run(
     for trajectory in found.kept.values():
         for what in branch_problems(trajectory, found.kept):
             found.problem(what, trajectory=trajectory.id)
+    for source in sorted((folder / STORED).glob("*/records")):
+        _read_stored(folder, source, found)
     closed = _check_books(folder, plan, heads=heads, found=found)
     failed = {item.trajectory for item in found.unrebuilt} | {item.trajectory for item in found.problems}
     return AuditReport(
@@ -189,6 +193,18 @@ def _manifest(records: Path, heads: Heads, found: _Findings) -> list[Part] | Non
     except StorageError as error:
         found.problem(str(error), part=name)
     return parts
+
+
+def _read_stored(folder: Path, source: Path, found: _Findings) -> None:
+    """Records copied from another run: their bytes are checked, their figures were that run's to rebuild."""
+    where = source.relative_to(folder)
+    try:
+        chain = read_chain(source / MANIFEST)
+        parts = [Part.of(line, where=f"{where}/{MANIFEST}, line {at}") for at, line in enumerate(chain.lines, start=1)]
+        for part in parts:
+            found.stored |= {item.id: item for item in map(from_row, read_part(source, part))}
+    except KifuError as error:
+        found.problem(str(error), part=str(where))
 
 
 def _records(rows: Sequence[Row], part: str, found: _Findings) -> list[Trajectory]:
@@ -274,6 +290,6 @@ def _check_books(folder: Path, plan: Sequence[PlanLine] | None, *, heads: Heads,
         except KifuError as error:
             found.problem(str(error), part=PLAN)
             return False
-    problems, closed = check_plan(plan, found.kept)
+    problems, closed = check_plan(plan, found.kept, stored=found.stored)
     found.problems += problems
     return closed

@@ -36,6 +36,12 @@ def placed_spans(trajectory: Trajectory, *, origin: Origin | None = None) -> Ite
             at += len(span)
 
 
+def bitmaps_of(trajectory: Trajectory) -> set[str]:
+    """Digests of the bitmaps that the supports of a record name."""
+    supports = (span.support or () for tape in trajectory.tapes for span in tape.spans)
+    return {support.mask for found in supports for support in found if support is not None and support.mask}
+
+
 def turn_logprobs(trajectory: Trajectory) -> dict[int, float]:
     """Sum of the sampled tokens' logprobs of each turn that has any, in nats, added in float64."""
     found: dict[int, float] = {}

@@ -16,12 +16,15 @@ from kifu.records.trajectory import Trajectory
 _TRAINABLE = (Origin.POLICY, Origin.DEMONSTRATION)
 
 
-def check_plan(plan: Sequence[PlanLine], records: Mapping[str, Trajectory]) -> tuple[list[Problem], bool]:
+def check_plan(
+    plan: Sequence[PlanLine], records: Mapping[str, Trajectory], *, stored: Mapping[str, Trajectory] | None = None
+) -> tuple[list[Problem], bool]:
     """Compare a plan with the records of its run.
 
     Args:
         plan: every line, in order.
         records: the run's verified records by id.
+        stored: records of other runs that this one learned from; no bucket of this run is theirs.
 
     Returns:
         The problems, and whether every ledger closes and opens with what the one before left in flight.
@@ -31,14 +34,16 @@ def check_plan(plan: Sequence[PlanLine], records: Mapping[str, Trajectory]) -> t
     buckets: dict[str, int] = {}
     before: Ledger | None = None
     is_closed = True
+    stored = stored or {}
+    known = {**stored, **records}
     for step, group in groupby(plan, key=lambda line: line.step):
         lines = list(group)
         closed_here = {name for line in lines for name in line.buckets}
         first_uses = ({row.trajectory for line in lines for row in line.rows} & closed_here) - set(uses)
         for line in lines:
-            problems += _row_problems(line, records, uses)
+            problems += _row_problems(line, known, uses)
             problems += _replacement_problems(line, records, buckets)
-        problems += _bucket_problems(lines, buckets)
+        problems += _bucket_problems(lines, buckets, stored)
         for line in lines:
             if line.ledger is None:
                 continue
@@ -88,7 +93,9 @@ def _trainable(trajectory: Trajectory, tape: int, origins: tuple[Origin, ...], *
     }
 
 
-def _bucket_problems(lines: Sequence[PlanLine], known: dict[str, int]) -> Iterator[Problem]:
+def _bucket_problems(
+    lines: Sequence[PlanLine], known: dict[str, int], stored: Mapping[str, Trajectory]
+) -> Iterator[Problem]:
     for line in lines:
         for name in line.buckets:
             if name in known:
@@ -96,7 +103,7 @@ def _bucket_problems(lines: Sequence[PlanLine], known: dict[str, int]) -> Iterat
             known[name] = line.step
     for line in lines:
         for row in line.rows:
-            if row.trajectory not in known:
+            if row.trajectory not in known and row.trajectory not in stored:
                 yield Problem(
                     what=f"trained in step {line.step}, but in no bucket", part=PLAN, trajectory=row.trajectory
                 )

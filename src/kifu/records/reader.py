@@ -13,6 +13,9 @@ from kifu.records.wal import Frame, read_wal, wal_files
 
 _TRIES = 100
 
+STORED = "stored"
+"""Folder of a run with copies of the records of others that it learned from: ``stored/<number>/records``."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:

@@ -12,6 +12,7 @@ from kifu.monitor import RunFolder
 from kifu.policy import Engine, Machine, Weights
 from kifu.records import Purpose, Trajectory
 from kifu.records.blobs import BlobStore
+from kifu.records.checks import bitmaps_of
 from kifu.records.store import RunStore
 from kifu.records.weights import WeightStore
 from kifu.training.books import Books
@@ -137,7 +138,7 @@ class Bench:
             del self.engine, self.collector, self.evaluator
 
     async def _accept(self, trajectory: Trajectory) -> None:
-        for digest in _masks(trajectory):
+        for digest in bitmaps_of(trajectory):
             if not self._blobs.has(digest):  # a record never names a bitmap that is not there
                 await asyncio.to_thread(self._blobs.put, self.engine.bitmaps[digest])
         await asyncio.wrap_future(self._store.accept(trajectory))
@@ -145,7 +146,7 @@ class Bench:
     def fetch_bitmaps(self, trajectories: Iterable[Trajectory]) -> None:
         """Give the trainer the bitmaps of records it did not sample in this process."""
         for trajectory in trajectories:
-            for digest in _masks(trajectory):
+            for digest in bitmaps_of(trajectory):
                 if digest not in self.engine.bitmaps:
                     self.engine.bitmaps[digest] = self._blobs.get(digest)
 
@@ -206,8 +207,3 @@ def relevant(trajectory: Trajectory, *, step: int, version: int) -> bool:
     if trajectory.key.purpose is Purpose.EVALUATION:
         return trajectory.key.step >= version
     return trajectory.key.step >= (step if trajectory.segment is None else step - 1)
-
-
-def _masks(trajectory: Trajectory) -> set[str]:
-    supports = (span.support or () for tape in trajectory.tapes for span in tape.spans)
-    return {support.mask for found in supports for support in found if support is not None and support.mask}

@@ -5,7 +5,7 @@ The frozen protocol is canonical JSON; its SHA-256 stands in every record. Paths
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
@@ -103,6 +103,7 @@ def freeze(
     identity: Identity,
     tools: tuple[str, ...],
     tasks_digest: str | None = None,
+    stored: Sequence[str] = (),
     libraries: Mapping[str, str] | None = None,
 ) -> Protocol:
     """Fill the six layers and list what is missing.
@@ -115,6 +116,7 @@ def freeze(
         identity: digests of the policy.
         tools: names of the tools, as an instance lists them before its first reset.
         tasks_digest: SHA-256 of the task file, where tasks come from a file.
+        stored: digests of the manifests of the runs it learns from, instead of their paths.
         libraries: versions of foreign libraries in use.
     """
     tables: Tables = {
@@ -122,7 +124,7 @@ def freeze(
         "policy": _policy(experiment, identity, tools),
         "record": _record(experiment),
         "credit": _credit(experiment, algorithm_id, algorithm),
-        "update": _update(experiment, algorithm),
+        "update": _update(experiment, algorithm, stored),
         "evaluation": _evaluation(experiment),
     }
     tables = json.loads(json.dumps(tables, default=str))
@@ -203,9 +205,12 @@ def _credit(experiment: Experiment, algorithm_id: str, algorithm: Algorithm) -> 
     }
 
 
-def _update(experiment: Experiment, algorithm: Algorithm) -> dict[str, Any]:
+def _update(experiment: Experiment, algorithm: Algorithm, stored: Sequence[str]) -> dict[str, Any]:
+    layer = experiment.update.model_dump(mode="json")
+    if stored:
+        layer["data"]["runs"] = list(stored)
     return {
-        **experiment.update.model_dump(mode="json"),
+        **layer,
         "grouping": "attempts at one task" if algorithm.plan.needs_group else "none",
         "reduction": unit_of(algorithm.reduction),
         "ratio": algorithm.card.ratio,

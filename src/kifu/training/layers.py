@@ -206,15 +206,43 @@ class Demonstrations(Layer):
 WarmStart = Annotated[NoWarmStart | Demonstrations, Field(discriminator="type")]
 
 
+class FreshData(Layer):
+    """Rollouts of the run itself."""
+
+    type: Literal["fresh"] = "fresh"
+
+
+class Stored(Layer):
+    """Records of finished runs; nothing is sampled but for evaluations. For methods that learn offline."""
+
+    type: Literal["stored"] = "stored"
+    runs: tuple[str, ...] = Field(min_length=1)
+    """Run folders; their sealed records are copied, and stand in the protocol by the digest of their manifest."""
+    records: Literal["train", "demonstration"] = "train"
+    """What they were made for."""
+    outcome: Literal["all", "success"] = "all"
+    """Which of them are used."""
+
+    @field_validator("runs", mode="before")
+    @classmethod
+    def _listed(cls, value: object) -> object:
+        return tuple(value) if isinstance(value, list) else value
+
+
+Data = Annotated[FreshData | Stored, Field(discriminator="type")]
+
+
 class UpdateLayer(Layer):
     """Layer 5: the update."""
 
     steps: int = Field(ge=1)
-    prompts_per_step: int = Field(ge=1)
-    group_size: int = Field(ge=1)
+    prompts_per_step: int = Field(ge=1, le=100_000)
+    group_size: int = Field(ge=1, le=10_000)
     optimizer: Optimizer
     clip_norm: float | None = Field(default=1.0, gt=0)
     warm_start: WarmStart = NoWarmStart()
+    data: Data = FreshData()
+    """What the updates after the warm start train on."""
     max_age: int = Field(default=0, ge=0)
     """How many versions behind a rollout may be when it is trained; also how many steps are collected ahead."""
     patience: int = Field(default=5, ge=1)

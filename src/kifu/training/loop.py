@@ -17,6 +17,7 @@ from kifu.policy import StepResult, Weights
 from kifu.records import Group, Trajectory
 from kifu.records.ledger import Bucket, Ledger
 from kifu.records.plan import PlanLine, PlanLog
+from kifu.records.rows import content_digest
 from kifu.records.store import RunStore
 from kifu.training.assemble import Assembled, assemble
 from kifu.training.bench import Bench
@@ -124,7 +125,9 @@ class Loop:
             groups = await self._groups(stage, step)
         trajectories = {member.id: member for group in groups for member in group.members}
         self._bench.fetch_bitmaps(trajectories.values())
-        limit_failures(trajectories.values(), limit=self._bench.experiment.environment.failure_rate_limit, step=step)
+        if stage.stored is None:
+            limit = self._bench.experiment.environment.failure_rate_limit
+            limit_failures(trajectories.values(), limit=limit, step=step)
         release_free_memory()
         with self._observer.training():
             trained = await asyncio.to_thread(self._train, stage, groups, trajectories)
@@ -149,6 +152,7 @@ class Loop:
                 stats=trained.stats,
                 first_stats=trained.first_stats,
                 ledger=closed,
+                counters=self._bench.engine.counters(),
             )
         )
         self._stalled(trained.assembled, trajectories.values(), stage)
@@ -158,7 +162,8 @@ class Loop:
         return step == self._bench.stages[-1].first or (every is not None and step % every == 0)
 
     async def _groups(self, stage: Stage, step: int) -> list[Group]:
-        depth = self._bench.experiment.update.max_age if stage.demonstrations is None else 0
+        own = stage.demonstrations is None and stage.stored is None
+        depth = self._bench.experiment.update.max_age if own else 0
         for ahead in range(step, min(step + depth + 1, stage.first + stage.steps)):
             if ahead not in self._ahead:
                 self._ahead[ahead] = asyncio.create_task(self._collect(stage, ahead))
@@ -193,6 +198,8 @@ class Loop:
 
     async def _collect(self, stage: Stage, step: int) -> list[Group]:
         have = self._bench.recorded(step)
+        if stage.stored is not None:
+            return await asyncio.to_thread(self._supply.stored_groups, stage, stage.stored, step=step)
         if stage.demonstrations is not None:
             return await self._bench.collector.demonstrations(
                 step,
@@ -225,7 +232,7 @@ class Loop:
             scored=supplied.scored,
         )
         batches = pack_rows(assembled.rows, layout=self._bench.engine.layout, max_nodes=self._bench.machine.max_nodes)
-        digests = {name: self._store.digest(name) or "" for name in trajectories}
+        digests = {name: self._store.digest(name) or content_digest(item) for name, item in trajectories.items()}
         epochs = stage.algorithm.plan.epochs
         self.progress.ledger = close_step(
             self.progress.ledger,
@@ -297,6 +304,7 @@ class Loop:
     async def _evaluate(self) -> None:
         """Evaluate the present version; a second time the same rollouts answer, and the ledger has them once."""
         layer, version = self._bench.experiment.evaluation, self.progress.version
+        self._observer.evaluating(version, split=layer.split, tasks=layer.tasks)
         attempts = self._bench.evaluator.evaluation_groups(
             version,
             split=layer.split,
@@ -313,7 +321,7 @@ class Loop:
             ledger = self.progress.ledger.start(attempts=len(members), tokens=tokens)
             self.progress.ledger = ledger.close(Bucket.EVALUATION, attempts=len(members), tokens=tokens)
             self._evaluated.update((member.id, Bucket.EVALUATION) for member in members)
-        self._observer.evaluated(version, members, split=layer.split)
+        self._observer.evaluated(version, members, split=layer.split, data=self._supply.stored)
 
     def _stalled(self, assembled: Assembled, members: Iterable[Trajectory], stage: Stage) -> None:
         is_solved = all(judged_success(member) is True for member in members)  # nothing left to learn is no failure

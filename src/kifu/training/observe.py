@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from kifu.evaluation import EvaluationSummary, judged_success, summarize
+from kifu.evaluation import Coverage, EvaluationSummary, coverage, judged_success, summarize
 from kifu.monitor import (
     EventWriter,
     MetricsWriter,
@@ -40,6 +40,8 @@ class StepSeen:
     first_stats: Mapping[str, float]
     """Of the first update, when the policy was still the one that sampled."""
     ledger: Ledger
+    counters: Mapping[str, int]
+    """What the engine counted since it came up, e.g. positions that went through the model."""
 
 
 class Observer:
@@ -63,8 +65,11 @@ class Observer:
         self._collect_s = 0.0
         self._success: list[float | None] = []
         self._pending: dict[str, MetricValue] = {}
+        self._counted: Mapping[str, int] = {}
         self.evaluations: list[EvaluationSummary] = []
         """In order; the first before any update."""
+        self.coverage: dict[int, Coverage] = {}
+        """By version, where the run learns from records of others."""
 
     def __enter__(self) -> "Observer":
         self._progress.__enter__()
@@ -96,8 +101,21 @@ class Observer:
         with self._timings.exclusive(Stage.TRAINING):
             yield
 
-    def evaluated(self, version: int, trajectories: Sequence[Trajectory], *, split: str) -> None:
-        """An evaluation is over; it stands in the metrics of the step that follows."""
+    def evaluating(self, version: int, *, split: str, tasks: int) -> None:
+        """An evaluation begins."""
+        self._progress.wait(f"{split}  version {version}  evaluating {tasks} tasks")
+
+    def evaluated(
+        self, version: int, trajectories: Sequence[Trajectory], *, split: str, data: Sequence[Trajectory] = ()
+    ) -> None:
+        """An evaluation is over; it stands in the metrics of the step that follows.
+
+        Args:
+            version: of the weights.
+            trajectories: the attempts.
+            split: of their tasks.
+            data: records of other runs that the policy learned from; what it met is compared with them.
+        """
         summary = summarize(trajectories, run="", checkpoint=str(version))
         self.evaluations.append(summary)
         found = summary.success.to_json()
@@ -108,6 +126,10 @@ class Observer:
             "evaluation/tasks": summary.tasks,
             "evaluation/version": version,
         }
+        if data:
+            met = coverage(data, trajectories)
+            self.coverage[version] = met
+            self._pending |= {"evaluation/states_in_data": met.states, "evaluation/actions_in_data": met.actions}
         mean = "no verdict" if found["mean"] is None else f"{found['mean']:.2f}"
         interval = "" if found["mean"] is None else f" [{found['low']:.2f}, {found['high']:.2f}]"
         self.say(f"{split}  version {version}  success {mean}{interval}  ({summary.tasks} tasks)")
@@ -181,8 +203,16 @@ class Observer:
             **{f"stop/{name}": count for name, count in stops.items()},
             **_families(items),
             **self._timings.metrics(),
+            **self._counts(seen.counters),
             **self._pending,
         }
+
+    def _counts(self, counters: Mapping[str, int]) -> dict[str, MetricValue]:
+        """What was counted since the step before, evaluations in between included; a new engine starts from 0."""
+        before, self._counted = self._counted, counters
+        if any(count < before.get(name, 0) for name, count in counters.items()):
+            before = {}
+        return {name: count - before.get(name, 0) for name, count in counters.items()}
 
 
 def _families(items: Sequence[Trajectory]) -> dict[str, MetricValue]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from kifu.agents import AGENTS, Agent
 from kifu.algorithms import Algorithm, build_algorithm
-from kifu.credit import Bootstrap, CutTreatment, Exclude, Terminal
+from kifu.credit import Bootstrap, CutTreatment, Exclude, StoredPairs, StoredTrajectories, Terminal
 from kifu.credit.reading import RewardRules
 from kifu.envs import Environment, Task
 from kifu.envs.declared import asking, check_declared, tool_names
@@ -25,8 +25,9 @@ from kifu.rollout import Limits, Script, Setting, tool_views
 from kifu.training.branching import check_rollouts
 from kifu.training.experiment import Loaded
 from kifu.training.freeze import Identity, Protocol, freeze
-from kifu.training.layers import Demonstrations, Experiment, HfPolicy, Lora, Optimizer, RecurrentPolicy
+from kifu.training.layers import Demonstrations, Experiment, HfPolicy, Lora, Optimizer, RecurrentPolicy, Stored
 from kifu.training.machine import resolve_machine
+from kifu.training.stored import stored_heads
 from kifu.training.tasks import (
     GeneratedTasks,
     ListedTasks,
@@ -53,6 +54,8 @@ class Stage:
     steps: int
     demonstrations: Demonstrations | None = None
     """Scripted traces instead of rollouts."""
+    stored: Stored | None = None
+    """Records of other runs instead of rollouts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -167,6 +170,7 @@ def prepare(loaded: Loaded) -> Prepared:
         identity=identity,
         tools=tools,
         tasks_digest=loaded.tasks_digest,
+        stored=_stored_heads(experiment, loaded.folder),
         libraries=_versions(),
     )
     provenance = Provenance(
@@ -210,6 +214,12 @@ def _contexts(experiment: Experiment) -> int:
     return max(
         update.prompts_per_step * update.group_size, min(evaluation.tasks * evaluation.tries, _EVALUATED_AT_ONCE)
     )
+
+
+def _stored_heads(experiment: Experiment, folder: Path) -> list[str]:
+    """What the records of other runs are, by digest."""
+    data = experiment.update.data
+    return stored_heads(data, folder) if isinstance(data, Stored) else []
 
 
 def _check_tasks(prepared: Prepared) -> None:
@@ -258,7 +268,16 @@ def _stages(experiment: Experiment) -> tuple[Stage, ...]:
     algorithm = build_algorithm(experiment.credit.algorithm, experiment.credit.options)
     optimizer = _adamw(update.optimizer, clip=update.clip_norm, steps=update.steps * algorithm.plan.epochs)
     first = sum(stage.steps for stage in stages)
-    stages.append(Stage(name="train", algorithm=algorithm, optimizer=optimizer, first=first, steps=update.steps))
+    stages.append(
+        Stage(
+            name="train",
+            algorithm=algorithm,
+            optimizer=optimizer,
+            first=first,
+            steps=update.steps,
+            stored=update.data if isinstance(update.data, Stored) else None,
+        )
+    )
     return tuple(stages)
 
 
@@ -278,12 +297,21 @@ def _adamw(layer: Optimizer, *, clip: float | None, steps: int) -> AdamW:
 def _check_stage(stage: Stage, experiment: Experiment) -> None:
     plan, update = stage.algorithm.plan, experiment.update
     name = experiment.credit.algorithm
-    if stage.demonstrations is None and plan.demonstrations:
+    if stage.demonstrations is None and plan.demonstrations and stage.stored is None:
         raise ExperimentError(
             f"credit.algorithm = `{name}` trains on demonstrations, and [update] collects rollouts; "
-            "put it into update.warm_start, or choose a method that learns from rollouts"
+            "put it into update.warm_start, name records in update.data, or choose a method that learns from rollouts"
         )
-    if plan.needs_group and update.group_size < 2 and stage.demonstrations is None:
+    is_offline = plan.demonstrations or isinstance(plan.data, StoredTrajectories | StoredPairs)
+    if stage.demonstrations is None and is_offline is not (stage.stored is not None):
+        raise ExperimentError(
+            f"credit.algorithm = `{name}` learns from records of finished runs; "
+            "name them: update.data = { type = 'stored', runs = ['runs/…'] }"
+            if is_offline
+            else f"credit.algorithm = `{name}` learns from its own rollouts, and update.data names records of others; "
+            "choose a method that learns offline: sft, offline_awr, dpo"
+        )
+    if plan.needs_group and update.group_size < 2 and stage.demonstrations is None and stage.stored is None:
         raise ExperimentError(
             f"credit.algorithm = `{name}` compares attempts at one task: update.group_size must be at least 2, "
             f"found {update.group_size}"

@@ -3,7 +3,6 @@
 Everything here is a function of the records and the plan, so a resumed run is supplied the same.
 """
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -14,9 +13,11 @@ from kifu.records.reader import RunReader
 from kifu.training.assemble import Assembled
 from kifu.training.bench import Bench
 from kifu.training.borrowed import Borrowed, Scored
+from kifu.training.layers import Stored
 from kifu.training.prepare import Stage
 from kifu.training.replay import SuccessBuffer
 from kifu.training.scoring import score_records, scorer_of
+from kifu.training.stored import StoredGroups, read_groups
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -40,7 +41,10 @@ class Supply:
     def __init__(self, bench: Bench, *, planned: Sequence[PlanLine], step: int) -> None:
         self._bench = bench
         self._begins = {line.step: line.version for line in planned if line.update == 0}
-        self._uses = Counter(row.trajectory for line in planned if line.step < step for row in line.rows)
+        before = (row for line in planned if line.step < step for row in line.rows)
+        self._uses = {row.trajectory: row.times_used for row in before}
+        self._data = next((stage.stored for stage in bench.stages if stage.stored is not None), None)
+        self._stored: StoredGroups | None = None
         self._buffers: dict[int, SuccessBuffer] = {}
         self._held: int | None = None
 
@@ -48,6 +52,27 @@ class Supply:
     def uses(self) -> Mapping[str, int]:
         """How often each trajectory was used before the present step."""
         return self._uses
+
+    @property
+    def stored(self) -> tuple[Trajectory, ...]:
+        """Every record of other runs that this one learns from."""
+        return () if self._data is None else self._groups(self._data).records
+
+    def stored_groups(self, stage: Stage, data: Stored, *, step: int) -> list[Group]:
+        """The groups of a step that trains on records of other runs."""
+        prompts = self._bench.experiment.update.prompts_per_step
+        return self._groups(data).at(step - stage.first, prompts=prompts)
+
+    def _groups(self, data: Stored) -> StoredGroups:
+        if self._stored is None:
+            self._stored = read_groups(
+                data,
+                self._bench.folder.root,
+                like=self._bench.prepared.setting.provenance,
+                seed=self._bench.seed,
+                own=len(self._bench.stages) > 1,
+            )
+        return self._stored
 
     def give(self, stage: Stage, groups: Sequence[Group], *, step: int, version: int) -> Supplied:
         """Replay successes where the method says so, and compute the logprobs it needs.
@@ -59,6 +84,8 @@ class Supply:
             version: of the weights that begin the step.
         """
         plan, borrowed, present = stage.algorithm.plan, Borrowed(), list[Trajectory]()
+        if stage.stored is not None:
+            borrowed = Borrowed(records={member.id: member for group in groups for member in group.members})
         if isinstance(plan.data, SuccessReplay):
             groups, borrowed = self._buffer(stage, plan.data, step).replay(groups, step=step)
             self._bench.fetch_bitmaps(borrowed.records.values())
@@ -76,7 +103,8 @@ class Supply:
     def used(self, stage: Stage, assembled: Assembled, *, rollouts: Sequence[Group]) -> None:
         """A step is over: count uses, and remember the successes of its own rollouts."""
         for name in {row.trajectory for row in assembled.rows}:
-            self._uses[name] += stage.algorithm.plan.epochs
+            used = stage.algorithm.plan.epochs * assembled.times.get(name, 1)
+            self._uses[name] = self._uses.get(name, 0) + used
         if stage.first in self._buffers:
             self._buffers[stage.first].remember(member for group in rollouts for member in group.members)
 

@@ -1,0 +1,90 @@
+"""Rejection-sampling fine-tuning: imitation of the policy's own successes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import numpy as np
+from pydantic import Field
+
+from kifu.algorithms.composition import (
+    Card,
+    Epochs,
+    Feedback,
+    Plan,
+    ReductionName,
+    Source,
+    TurnCredit,
+    reduction_of,
+)
+from kifu.credit.episode import Episode
+from kifu.credit.reading import RewardRules
+from kifu.objectives import LikelihoodObjective, Objective, Reduction
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rft:
+    """Attempts that do not pass are rejected; the likelihood of the others is raised, each as much."""
+
+    min_reward: Annotated[float, Field(allow_inf_nan=False)] = 1.0
+    """Task reward that passes."""
+    max_tokens: Epochs | None = None
+    """Trained tokens an attempt may have; WebSailor's cold start keeps at most 32 thousand."""
+    min_calls: Annotated[int, Field(ge=0)] = 0
+    """Turns with a tool call an attempt needs; WebSailor's cold start wants more than 5."""
+    epochs: Epochs = 1
+    average: ReductionName = "token"
+
+    card: ClassVar[Card] = Card(
+        name="Rejection-sampling fine-tuning",
+        source="Yuan et al., 2023 (arXiv 2308.01825); filters of the WebSailor cold start, Li et al., 2025",
+        feedback=(Feedback.OUTCOME,),
+        data=Source.FRESH,
+        decision_unit="trajectory",
+        turn="assistant message",
+        updates="policy",
+        optimization="weights",
+        freshness="age 0, each success in `epochs` optimizer steps",
+        ratio="none; a sampled token enters by its likelihood",
+        denominator="tokens of the successes",
+        on_policy=True,
+        online=True,
+        family="imitation",
+        neighbour="reinforce: for rewards 0 and 1 the same direction, divided by what was tried instead of what passed",
+        notes=(
+            "failures teach nothing and are closed as held_back",
+            "the published method fine-tunes the base model anew on samples of all rounds, without repeated solutions; "
+            "here each step continues from the last, on its own samples, repeated ones included: ours",
+        ),
+    )
+
+    def credit(self, group: Sequence[Episode], rules: RewardRules) -> list[TurnCredit] | None:
+        """Advantage 1 for every turn of an attempt that passes, none for the others; None when nobody passes."""
+        passes = [self._passes(episode) for episode in group]
+        if not any(passes):
+            return None
+        return [
+            TurnCredit(advantages_K=np.full(episode.num_turns, float(kept)), kept_K=np.full(episode.num_turns, kept))
+            for episode, kept in zip(group, passes, strict=True)
+        ]
+
+    def _passes(self, episode: Episode) -> bool:
+        if episode.outcome is None or episode.outcome < self.min_reward:
+            return False
+        if self.max_tokens is not None and sum(episode.lengths_K) > self.max_tokens:
+            return False
+        return not self.min_calls or sum(turn.calls_tool for turn in episode.facts("calls_tool")) >= self.min_calls
+
+    def objective(self) -> Objective:
+        """Negative log-likelihood."""
+        return LikelihoodObjective()
+
+    @property
+    def reduction(self) -> Reduction:
+        """Mean over the unit named by ``average``, of what passed."""
+        return reduction_of(self.average)
+
+    @property
+    def plan(self) -> Plan:
+        """Fresh rollouts."""
+        return Plan(epochs=self.epochs)

@@ -1,0 +1,143 @@
+"""Records of finished runs as the data of an update: copied into the run, checked, dealt out group by group.
+
+The copy makes the run complete by itself: the runs it learned from may go.
+"""
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from kifu.errors import ExperimentError, StorageError
+from kifu.monitor import RunFolder
+from kifu.records import GENESIS, BlobStore, Group, Provenance, Purpose, Trajectory, writer_of
+from kifu.records.checks import bitmaps_of
+from kifu.records.reader import STORED, RunReader
+from kifu.training.layers import Stored
+
+_SHARED = ("tokenizer", "template", "parser")
+"""What must be equal for tokens to mean the same."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StoredGroups:
+    """Attempts at one task each, in the order they were made."""
+
+    groups: tuple[Group, ...]
+    seed: int
+    """Of the run: it fixes the order of every pass."""
+
+    def at(self, step: int, *, prompts: int) -> list[Group]:
+        """Groups of the ``step``-th step of a stage: passes over all of them, each in a new order.
+
+        A group comes at most once in a pass; what does not fill a step at the end of a pass waits for the next.
+        """
+        per_step = min(prompts, len(self.groups))
+        number, at = divmod(step, len(self.groups) // per_step)
+        order = np.random.default_rng([self.seed, number]).permutation(len(self.groups))
+        return [self.groups[place] for place in sorted(order[at * per_step : (at + 1) * per_step].tolist())]
+
+    @property
+    def records(self) -> tuple[Trajectory, ...]:
+        """All of them."""
+        return tuple(member for group in self.groups for member in group.members)
+
+
+def stored_heads(layer: Stored, base: Path) -> list[str]:
+    """Digest of the manifest of every run: what the data is, wherever it lies.
+
+    Raises:
+        StorageError: no run there, or it was altered.
+        ExperimentError: a run holds no sealed record.
+    """
+    return [_reader(base / name).head for name in layer.runs]
+
+
+def copy_runs(layer: Stored, *, base: Path, into: Path) -> None:
+    """Copy the sealed records of every run, and the bitmaps their supports name, into a run folder.
+
+    Raises:
+        StorageError: no run there, it was altered, or it is being written.
+    """
+    blobs = BlobStore(into / "blobs")
+    for at, name in enumerate(layer.runs):
+        source, target = base / name, into / STORED / f"{at}"
+        if target.exists():
+            continue
+        if (writer := writer_of(source)) is not None:
+            raise StorageError(f"{source}: process {writer} is writing this run; train on it when it has finished")
+        reader, from_blobs = _reader(source), BlobStore(source / "blobs")
+        for record in reader.trajectories(live=False):
+            for digest in bitmaps_of(record):
+                if not blobs.has(digest):
+                    blobs.put(from_blobs.get(digest))
+        work = target.with_suffix(".tmp")
+        shutil.rmtree(work, ignore_errors=True)
+        shutil.copytree(source / "records", work / "records")
+        work.rename(target)
+
+
+def read_groups(layer: Stored, folder: Path, *, like: Provenance, seed: int, own: bool) -> StoredGroups:
+    """The groups a run was given.
+
+    Args:
+        layer: which records count.
+        folder: the run folder that holds the copies.
+        like: of the run's own records: tokens must mean the same there.
+        seed: of the run.
+        own: whether the run makes records of its own to train on, whose ids must differ.
+
+    Raises:
+        ExperimentError: recorded under another tokenizer, two records of one id, or nothing that counts.
+    """
+    found: dict[tuple[int, int, int], list[Trajectory]] = {}
+    seen: set[str] = set()
+    for at, name in enumerate(layer.runs):
+        for record in RunReader(folder / STORED / f"{at}").trajectories(live=False):
+            if record.key.purpose is not Purpose(layer.records):
+                continue
+            _check(record, like=like, where=name)
+            if own and record.key.seed == seed and layer.records == "demonstration":
+                raise ExperimentError(
+                    f"update.data.runs: `{name}` has this run's seed {seed}, so its records could have the ids of the "
+                    "warm start's; start with another seed"
+                )
+            if record.id in seen:
+                raise ExperimentError(
+                    f"update.data.runs: `{record.id}` stands in two of them; give runs of other seeds"
+                )
+            seen.add(record.id)
+            if layer.outcome == "all" or (record.verdict is not None and record.verdict.success is True):
+                found.setdefault((at, record.key.step, record.key.group), []).append(record)
+    if not found:
+        raise ExperimentError(
+            f"update.data: {len(layer.runs)} runs hold no record of purpose `{layer.records}` and outcome "
+            f"`{layer.outcome}`; set update.data.records or update.data.outcome, or give other runs"
+        )
+    members = [sorted(found[place], key=lambda record: record.key) for place in sorted(found)]
+    return StoredGroups(groups=tuple(Group(task=item[0].task, members=tuple(item)) for item in members), seed=seed)
+
+
+def copied(root: Path) -> list[str]:
+    """Paths of the copies a run folder holds, in the order of ``update.data.runs``."""
+    places = [path for path in (root / STORED).glob("*") if path.name.isdecimal()]
+    return [str(path.resolve()) for path in sorted(places, key=lambda path: int(path.name))]
+
+
+def _reader(folder: Path) -> RunReader:
+    is_copy = (folder / "records").is_dir() and folder.parent.name == STORED
+    head = None if is_copy else RunFolder.open(folder).facts().get("head")
+    reader = RunReader(folder, expected_head=None if head == GENESIS else head)
+    if not reader.parts:
+        raise ExperimentError(f"update.data.runs: {folder} holds no sealed record; let it finish a step first")
+    return reader
+
+
+def _check(record: Trajectory, *, like: Provenance, where: str) -> None:
+    for name in _SHARED:
+        if getattr(record.provenance, name) != getattr(like, name):
+            raise ExperimentError(
+                f"update.data.runs: `{where}` was recorded with {name} {getattr(record.provenance, name)[:12]}, this "
+                f"run has {getattr(like, name)[:12]}; its tokens would mean something else"
+            )

@@ -1,0 +1,224 @@
+"""Learning from the records of finished runs: what is dealt out, what is refused, what the books say."""
+
+import json
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kifu.errors import ExperimentError
+from kifu.records import Group, Purpose, TaskRef, Trajectory
+from kifu.records.audit import audit_run
+from kifu.records.plan import read_plan
+from kifu.records.reader import RunReader
+from kifu.training.auditing import audit
+from kifu.training.experiment import Loaded
+from kifu.training.run import resume, train
+from kifu.training.stored import StoredGroups
+
+Load = Callable[..., Loaded]
+Make = Callable[..., Trajectory]
+TERMINAL = "environment.on_truncation=terminal"
+
+
+def metrics(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("source") / "run"
+
+
+@pytest.fixture
+def source(place: Path, load: Load) -> Path:
+    """A finished run of 4 groups of 16 random attempts, and 4 demonstrations before them; made once."""
+    if not place.exists():
+        warm = '{ type = "demonstrations", steps = 1, traces_per_step = 4, noise = 0.0, '
+        warm += 'optimizer = { type = "adamw", learning_rate = 1e-9 } }'
+        train(
+            load(
+                "credit={ algorithm = 'reinforce' }",
+                TERMINAL,
+                "update.steps=1",
+                "update.prompts_per_step=4",
+                "update.group_size=16",
+                f"update.warm_start={warm}",
+            ),
+            out=place,
+            quiet=True,
+        )
+    return place
+
+
+@pytest.fixture
+def offline(load: Load, source: Path) -> Callable[..., Loaded]:
+    def make(method: str, *overrides: str, options: str = "{}", data: str = "") -> Loaded:
+        return load(
+            f"credit={{ algorithm = '{method}', options = {options} }}",
+            TERMINAL,
+            f"update.data={{ type = 'stored', runs = ['{source}']{data} }}",
+            "update.steps=3",
+            "update.prompts_per_step=2",
+            *overrides,
+        )
+
+    return make
+
+
+class TestDealing:
+    @pytest.fixture
+    def groups(self, make_record: Make) -> StoredGroups:
+        found = [Group(task=TaskRef(id="t"), members=(make_record([1], group=at),)) for at in range(5)]
+        return StoredGroups(groups=tuple(found), seed=7)
+
+    def test_a_pass_holds_every_group_at_most_once_and_the_next_one_has_another_order(
+        self, groups: StoredGroups
+    ) -> None:
+        steps = [[item.members[0].key.group for item in groups.at(step, prompts=2)] for step in range(8)]
+
+        for first in range(0, 8, 2):
+            assert max(Counter(steps[first] + steps[first + 1]).values()) == 1
+        assert steps == [[item.members[0].key.group for item in groups.at(step, prompts=2)] for step in range(8)]
+        assert len({tuple(steps[first] + steps[first + 1]) for first in range(0, 8, 2)}) > 1
+        assert {group for step in steps for group in step} == set(range(5))
+
+    def test_more_prompts_than_groups_give_all_of_them(self, groups: StoredGroups) -> None:
+        assert [item.members[0].key.group for item in groups.at(3, prompts=9)] == [0, 1, 2, 3, 4]
+
+
+def test_offline_learning_samples_nothing_but_evaluations_and_the_books_close(
+    offline: Callable[..., Loaded], source: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    train(offline("offline_awr", options="{ temperature = 0.1 }"), out=run, quiet=True, seed=1)
+
+    assert {item.key.purpose for item in RunReader(run).trajectories()} == {Purpose.EVALUATION}
+    known = {item.id: item for item in RunReader(source).trajectories() if item.key.purpose is Purpose.TRAIN}
+    lines = read_plan(run)
+    assert [line.version for line in lines] == [0, 1, 2, 3]
+    assert {row.trajectory for line in lines for row in line.rows} <= set(known)
+    assert [len(line.rows) for line in lines] == [32, 32, 32, 0]
+    uses = Counter(row.trajectory for line in lines for row in line.rows)
+    assert all(row.times_used == 1 for row in lines[0].rows)
+    assert max(row.times_used for row in lines[2].rows) == max(uses.values()) == 2
+    trained = [line.ledger.closed for line in lines if line.ledger is not None]
+    assert all(bucket == "evaluation" for closed in trained for bucket in closed)
+    report = audit(run)
+    assert (report.problems, report.ledger_closed) == ((), True)
+
+
+def test_the_run_is_complete_by_itself(offline: Callable[..., Loaded], source: Path, tmp_path: Path) -> None:
+    """The runs it learned from may go, and what they were is in the protocol whatever their paths."""
+    moved, run = tmp_path / "moved", tmp_path / "run"
+    shutil.copytree(source, moved)
+    loaded = offline("offline_awr", f"update.data={{ type = 'stored', runs = ['{moved}'] }}")
+    train(loaded, out=run, quiet=True, seed=1)
+    train(offline("offline_awr"), out=tmp_path / "other", quiet=True, seed=1)
+    shutil.rmtree(moved)
+
+    again = resume(run, quiet=True)
+
+    assert again.version == 3
+    one, two = (json.loads((tmp_path / name / "run.json").read_text()) for name in ("run", "other"))
+    assert one["protocol"] == two["protocol"]
+
+
+def test_a_stored_record_that_was_changed_is_found(offline: Callable[..., Loaded], tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train(offline("offline_awr", "update.steps=1"), out=run, quiet=True, seed=1)
+    [part, *_] = sorted((run / "stored" / "0" / "records").glob("part-*.parquet"))
+    part.write_bytes(part.read_bytes()[:-1] + b"?")
+
+    report = audit_run(run)
+
+    assert not report.ok
+    assert report.problems[0].part == "stored/0/records"
+
+
+def test_coverage_is_reported_for_every_evaluation(offline: Callable[..., Loaded], tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train(offline("offline_awr", "evaluation.decoding=sampled", "evaluation.tasks=8"), out=run, quiet=True, seed=1)
+
+    found = json.loads((run / "run.json").read_text())["coverage"]
+    assert list(found) == ["0", "3"]
+    for item in found.values():
+        assert 0 < item["actions"] <= item["states"] <= 1
+    assert metrics(run)[0]["evaluation/states_in_data"] == found["0"]["states"]
+
+
+class TestImitation:
+    def test_sft_clones_whoever_made_the_records(
+        self, offline: Callable[..., Loaded], source: Path, tmp_path: Path
+    ) -> None:
+        run = tmp_path / "run"
+        train(offline("sft"), out=run, quiet=True, seed=1)
+
+        rows = [row for line in read_plan(run) for row in line.rows]
+        known = {item.id: item for item in RunReader(source).trajectories()}
+        assert {known[row.trajectory].key.purpose for row in rows} == {Purpose.TRAIN}
+        assert {known[row.trajectory].reward for row in rows} == {0.0, 1.0}
+        assert {part.advantage for row in rows for part in row.runs} == {1.0}
+
+    def test_only_successes_or_only_demonstrations(
+        self, offline: Callable[..., Loaded], source: Path, tmp_path: Path
+    ) -> None:
+        known = {item.id: item for item in RunReader(source).trajectories()}
+        train(offline("sft", data=", outcome = 'success'"), out=tmp_path / "one", quiet=True, seed=1)
+        train(offline("sft", data=", records = 'demonstration'"), out=tmp_path / "two", quiet=True, seed=1)
+
+        one, two = (
+            {row.trajectory for line in read_plan(tmp_path / name) for row in line.rows} for name in ("one", "two")
+        )
+        assert one
+        assert {known[name].reward for name in one} == {1.0}
+        assert {known[name].key.purpose for name in two} == {Purpose.DEMONSTRATION}
+        assert audit_run(tmp_path / "two").ok
+
+
+class TestRefused:
+    @pytest.mark.parametrize(
+        ("method", "data", "told"),
+        [
+            ("grpo", "", "learns from its own rollouts, and update.data names records of others"),
+            ("offline_awr", ", records = 'demonstration', outcome = 'failure'", "update.data.stored.outcome"),
+        ],
+    )
+    def test_what_cannot_be_meant(
+        self, offline: Callable[..., Loaded], tmp_path: Path, method: str, data: str, told: str
+    ) -> None:
+        with pytest.raises(ExperimentError, match=told):
+            train(offline(method, data=data), out=tmp_path / "run", quiet=True)
+        assert not (tmp_path / "run").exists()
+
+    def test_an_offline_method_without_records(self, load: Load, tmp_path: Path) -> None:
+        with pytest.raises(ExperimentError, match=r"learns from records of finished runs; name them: update\.data"):
+            train(load("credit={ algorithm = 'offline_awr' }", TERMINAL), out=tmp_path / "run", quiet=True)
+
+    def test_a_folder_without_a_run(self, offline: Callable[..., Loaded], tmp_path: Path) -> None:
+        with pytest.raises(Exception, match="no run here"):
+            train(
+                offline("sft", f"update.data={{ type = 'stored', runs = ['{tmp_path / 'none'}'] }}"),
+                out=tmp_path / "run",
+                quiet=True,
+            )
+
+    def test_one_run_twice(self, offline: Callable[..., Loaded], source: Path, tmp_path: Path) -> None:
+        with pytest.raises(ExperimentError, match="stands in two of them"):
+            train(
+                offline("sft", f"update.data={{ type = 'stored', runs = ['{source}', '{source}'] }}"),
+                out=tmp_path / "run",
+                quiet=True,
+            )
+
+    def test_records_of_other_tokens(self, offline: Callable[..., Loaded], tmp_path: Path) -> None:
+        (tmp_path / "more.py").write_text(
+            "from kifu.envs.suites.key_door import KeyDoor\n"
+            "class More(KeyDoor):\n"
+            "    vocabulary = (*KeyDoor.vocabulary, 'one_more')\n"
+        )
+        with pytest.raises(ExperimentError, match="was recorded with tokenizer"):
+            train(offline("sft", f"environment.name='{tmp_path / 'more.py'}:More'"), out=tmp_path / "run", quiet=True)
