@@ -195,6 +195,21 @@ def test_a_run_with_a_warm_start_ends_the_same(tmp_path: Path) -> None:
     check_resume(tmp_path, recipe="key_door.toml", overrides=overrides, points=points, kills=1)
 
 
+def test_a_run_whose_rollouts_branch_ends_the_same(tmp_path: Path) -> None:
+    """Killed between the rollouts of a tree, and again: the rest of it grows as it would have."""
+    overrides = [
+        "credit={ algorithm = 'agentic_reinforced_po', options = { initial_rollouts = 3 } }",
+        "environment.on_truncation=terminal",
+        "update.group_size=8",
+        "update.steps=3",
+        "policy.hidden=16",
+        *SMALL,
+        "update.prompts_per_step=2",
+    ]
+    points = {"wal.after_fsync": 5, "plan.after_line": 2}
+    check_resume(tmp_path, recipe="key_door.toml", overrides=overrides, points=points, kills=2)
+
+
 def test_an_asynchronous_run_ends_with_every_rollout_in_one_bucket(tmp_path: Path) -> None:
     """Which rollouts a later step takes is not promised; that nothing is lost or counted twice is."""
     with serving("key_door.toml", [*recurrent(), "update.max_age=2"]) as killer:
