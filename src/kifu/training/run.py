@@ -247,7 +247,7 @@ def _closing_facts(bench: Bench, *, heads: Mapping[str, str], observer: Observer
         **heads,
         "engine": {} if engine is None else {"reproducible": engine.reproducible, **engine.facts},
         "evaluations": [summary.to_json() for summary in observer.evaluations],
-        **({"coverage": {str(at): asdict(found) for at, found in observer.coverage.items()}} if observer.coverage else {}),
+        "coverage": {str(at): asdict(found) for at, found in observer.coverage.items()},
     }
 
 
