@@ -30,6 +30,8 @@ from kifu.errors import ArgumentError
 from kifu.evaluation import Interval
 
 BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"
+VARIANTS: Mapping[str, tuple[str, Mapping[str, float]]] = {"`turn_ppo`, lam = 0": ("turn_ppo", {"lam": 0.0})}
+"""Rows besides the methods as published: method and options."""
 FLOOR = 1e-3
 """Smallest probability whose logarithm is taken."""
 
@@ -273,6 +275,9 @@ def render(*, horizon: int, seeds: Sequence[int], groups: int) -> str:
             lines.append(_line(f"`{name}`", [_cell(algorithm, at, seeds, groups) for at in worlds.values()]))
         except ArgumentError as problem:
             left_out.append(f"- `{name}`: {problem}")
+    for label, (name, options) in VARIANTS.items():
+        algorithm = build_algorithm(name, options)
+        lines.append(_line(label, [_cell(algorithm, at, seeds, groups) for at in worlds.values()]))
     size = f"{len(seeds)} seeds ({', '.join(map(str, seeds))}) of {groups} groups of 8, {horizon} acts"
     return "\n".join([size, "", *lines, *(["", "Not in the table:", "", *left_out] if left_out else [])])
 
