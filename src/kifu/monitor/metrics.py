@@ -27,6 +27,8 @@ METRICS: Mapping[str, str] = {
     "rollouts": "rollouts that ended in the step, errors included",
     "informative_groups": "groups whose members' rewards differ",
     "groups": "groups that were complete",
+    "branches": "rollouts of the step that left another one",
+    "shared_tokens": "tokens before the points where they left, which they did not cost",
     "turns": "mean turns of the step's rollouts",
     "trained_tokens": "sampled tokens in the step's loss, each once",
     "sampled_tokens": "tokens the policy sampled in the step",

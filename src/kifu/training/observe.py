@@ -185,6 +185,8 @@ class Observer:
             "informative_groups": seen.assembled.informative,
             "groups": seen.assembled.groups,
             "replayed": len(seen.assembled.borrowed.replaced),
+            "branches": sum(item.branch is not None for item in items),
+            "shared_tokens": sum(item.shared_tokens for item in items),
             "turns": sum(len(item.turns) for item in items) / max(len(items), 1),
             "trained_tokens": seen.assembled.denominators.tokens,
             "sampled_tokens": sampled,
