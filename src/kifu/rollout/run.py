@@ -93,13 +93,7 @@ async def run_rollout(
         return Trajectory(
             key=key,
             task=TaskRef(id=task.id, family=task.family, split=task.split),
-            environment=EnvironmentRef(
-                id=guard.environment_id,
-                version=guard.environment_version,
-                seed=task.seed,
-                initial_digest=guard.initial_digest,
-                final_digest=guard.final_digest,
-            ),
+            environment=_environment(guard, task),
             provenance=setting.provenance,
             tapes=session.log.build(),
             turns=tuple(session.log.turns),
@@ -124,6 +118,16 @@ async def run_rollout(
                 writer.release(context)
         with suppress(BoundaryError):  # closed already, unless the attempt was cancelled
             await guard.close()
+
+
+def _environment(guard: GuardedEnvironment, task: Task) -> EnvironmentRef:
+    return EnvironmentRef(
+        id=guard.environment_id,
+        version=guard.environment_version,
+        seed=task.seed,
+        initial_digest=guard.initial_digest,
+        final_digest=guard.final_digest,
+    )
 
 
 async def _attempt(
