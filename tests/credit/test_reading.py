@@ -16,6 +16,7 @@ from kifu.records import (
     Outcome,
     Provenance,
     RolloutKey,
+    Sampling,
     Span,
     StopReason,
     Tape,
@@ -24,6 +25,7 @@ from kifu.records import (
     Trajectory,
     Turn,
     Verdict,
+    as_floats,
     as_ints,
 )
 
@@ -80,6 +82,34 @@ def test_estimates_and_contexts_of_a_turn_become_its_facts() -> None:
     assert [turn.hindsight_logprob for turn in episode.turns] == [-0.5, None]
     assert [turn.segment for turn in episode.turns] == [0, 0]
     assert episode.final_gold_logprob == -0.25
+
+
+def test_entropies_of_tokens_are_facts_only_where_every_token_has_one() -> None:
+    """Two turns of two sampled tokens; of the second only the first token's entropy was kept."""
+    span = Span(
+        origin=Origin.POLICY,
+        turn=0,
+        token_ids=as_ints([5, 6]),
+        logprobs=as_floats([-1.0, -2.0]),
+        policy_version=0,
+        sampling=Sampling(),
+    )
+    kept = tuple(Estimate(name="token_entropy", value=value, policy_version=0) for value in (0.5, 0.25))
+    record = trajectory(1.0, ({}, {}))
+    first, last = record.turns
+    record = replace(
+        record,
+        tapes=(Tape(spans=(span, replace(span, turn=1))),),
+        turns=(replace(first, stop=2, estimates=kept), replace(last, start=2, stop=4, estimates=kept[:1])),
+    )
+
+    episode = read_episode(record, RewardRules())
+
+    assert isinstance(episode, Episode)
+    found = [turn.entropies_N for turn in episode.turns]
+    assert found[0] is not None
+    assert found[0].tolist() == [0.5, 0.25]
+    assert found[1] is None
 
 
 @pytest.mark.parametrize(

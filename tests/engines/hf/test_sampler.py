@@ -234,6 +234,29 @@ async def test_an_abandoned_call_leaves_the_others_alone(make: Make) -> None:
     assert again.token_ids.size == 1
 
 
+async def test_every_sampled_token_has_the_entropy_that_scoring_finds(make: Make) -> None:
+    """A grammar with forced tokens: those have none, and the mean is over the others."""
+    engine = make(max_slots=2)
+    found = await engine.sampler.sample(
+        request(PROMPTS[1], constraint=Steps(allowed_at=ALLOWED), sampling={"temperature": 1.3})
+    )
+    at = np.flatnonzero(found.sampled)
+    (scores,) = await engine.sampler.score(
+        [
+            ScoreRequest(
+                token_ids=as_ints([*PROMPTS[1], *found.token_ids.tolist()]),
+                positions=as_ints(at + len(PROMPTS[1])),
+                sampling=found.sampling,
+                support=None if found.support is None else tuple(found.support[index] for index in at),
+            )
+        ]
+    )
+    assert found.entropies is not None
+    assert np.isnan(found.entropies).tolist() == (~found.sampled).tolist()
+    np.testing.assert_allclose(found.entropies[at], scores.entropy, atol=1e-5)
+    assert found.entropy == pytest.approx(float(scores.entropy.mean()), abs=1e-5)
+
+
 async def test_a_wide_truncation_is_kept_as_a_bitmap(make: Make) -> None:
     """Half the vocabulary is shortest as bits; the table holds exactly the kept ids."""
     engine = make()

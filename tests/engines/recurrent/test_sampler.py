@@ -71,6 +71,8 @@ async def test_tokens_and_logprobs_are_those_of_the_written_out_model(
                 assert not found.sampled[at]
             context.append(token)
         assert found.entropy == pytest.approx(np.mean(entropies), abs=tolerance)
+        assert found.entropies is not None
+        assert found.entropies[found.sampled] == pytest.approx(entropies, abs=tolerance)
 
 
 async def test_greedy_takes_the_most_likely_at_temperature_one(
@@ -183,6 +185,8 @@ async def test_a_forced_token_is_written_but_not_sampled(make: Make, ask: Ask, w
     assert found.token_ids.tolist()[1:] == [7]
     assert found.sampled.tolist() == [True, False]
     assert np.isnan(found.logprobs[1])
+    assert found.entropies is not None
+    assert np.isnan(found.entropies).tolist() == [False, True]
     assert found.support is not None
     assert found.support[0] is not None
     assert found.support[0].ids.tolist() == [2, 5, 9]
