@@ -30,7 +30,8 @@ def against_best(monkeypatch: pytest.MonkeyPatch) -> type[Algorithm]:
     exec(compile(blocks[0], str(PAGE), "exec"), module.__dict__)
     assert '"against_best": AgainstBest,' in PAGE.read_text()
     monkeypatch.setitem(ALGORITHMS, "against_best", module.AgainstBest)
-    return module.AgainstBest
+    found: type[Algorithm] = module.AgainstBest
+    return found
 
 
 def test_its_code_is_thirty_lines_and_a_card(against_best: type[Algorithm]) -> None:

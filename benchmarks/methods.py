@@ -1,0 +1,332 @@
+"""Learning table: every trainable method at one budget of episodes, three seeds, on the small recurrent policy.
+
+    python benchmarks/methods.py                                     all methods, three seeds; goes on where it stopped
+    python benchmarks/methods.py --only rloo,gigpo --seeds 0,1 --steps 40
+    python benchmarks/methods.py --text --hours 2                    the few that need a language model, on SmolLM2
+    python benchmarks/methods.py --table                             only writes the page again
+
+An update collects 32 episodes whatever the method: 4 tasks of 8 attempts, or 32 tasks of 1 for methods that compare no
+attempts. Methods that learn from records get those of a finished run of `reinforce` with the same seed. Every run is a
+process of its own; what is finished is kept in `--runs`, one line each in results.jsonl, and an interrupted run is
+resumed. No setting was searched for: the options are the published ones unless the table says otherwise.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kifu.algorithms import ALGORITHMS, Algorithm, build_algorithm
+from kifu.credit.branching import Independent
+from kifu.credit.sources import FreshRollouts, SuccessReplay
+from kifu.evaluation import Interval, clustered_wilson, wilson
+from kifu.monitor import read_metrics
+from kifu.training.machine import this_cpu
+
+TOP = Path(__file__).parents[1]
+PAGE = TOP / "docs" / "results" / "methods.md"
+BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"
+EPISODES, GROUP = 32, 8
+SOURCE = "reinforce"
+"""Whose records the offline methods learn from."""
+
+WORLDS: Mapping[str, Path] = {
+    "key_door": TOP / "recipes" / "key_door.toml",
+    "corridor": TOP / "recipes" / "corridor.toml",
+    "key_door_text": TOP / "recipes" / "key_door_text.toml",
+}
+OPTIONS: Mapping[str, Mapping[str, Any]] = {
+    "agentic_reinforced_po": {"initial_rollouts": 4},
+    "aepo": {"initial_rollouts": 4},
+    "at2po": {"initial_rollouts": 4, "expansion_rounds": 2, "beam_size": 2},
+    "tree_grpo": {"trees": 2, "rounds": 1, "expansions": 3},
+    "mt_grpo": {"component": "clue"},
+    "tara": {"component": "clue"},
+    "rft": {"min_calls": 0},
+}
+"""Set so that a group has 8 attempts, or because the world has no such reward by default."""
+ELSEWHERE: Mapping[str, tuple[str, ...]] = {
+    "gigpo": ("corridor",),
+    "graphgpo": ("corridor",),
+    "graphhca": ("corridor",),
+    "grpo": ("corridor",),
+}
+"""Further worlds in which states come again, with a method to compare with."""
+TEXT = ("grpo", "gspo", "simpletir", "transitions")
+"""On SmolLM2: methods whose mechanism is about many tokens, and the one to compare with."""
+TIER_A = (
+    *("reinforce", "rloo", "reinforce_pp", "ppo", "turn_ppo", "actor_critic", "grpo", "dr_grpo", "dapo", "gspo"),
+    *("cispo", "maxrl", "gigpo", "mt_grpo", "agentic_reinforced_po", "agentic_replay_po", "at2po"),
+    *("trace_turn_credit", "tara", "dupo", "transitions", "sft", "rft", "dpo", "agentic_dpo", "offline_awr"),
+    "rlhf_ppo",
+)
+"""One whose facts this world does not offer stands in the table with what it asks for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One run."""
+
+    method: str
+    world: str
+    seed: int
+    steps: int | None
+    """Updates; None leaves it to the recipe."""
+
+    @property
+    def name(self) -> str:
+        """Of its folder."""
+        budget = "" if self.steps is None else f"-{self.steps}"
+        return f"{self.world}-{self.method}{budget}-seed{self.seed}"
+
+    def overrides(self, runs: Path) -> list[str]:
+        """What is changed in the recipe."""
+        options = OPTIONS.get(self.method, {})
+        algorithm = build_algorithm(self.method, options)
+        found = [f'credit.algorithm="{self.method}"', f"credit.options={_toml(options)}"]
+        if self.world == "key_door_text":
+            return found
+        grouped = needs_groups(algorithm)
+        size = GROUP if grouped else 1
+        found += [
+            f"update.group_size={size}",
+            f"update.prompts_per_step={EPISODES // size}",
+            "update.patience=100000",
+            f"update.steps={self.steps}",
+            "machine.threads=1",
+        ]
+        if self.world == "corridor":
+            found += ["environment.task_limits.turns=12", "evaluation.tasks=64"]
+        if isinstance(algorithm.plan.data, SuccessReplay):
+            found.append('environment.splits={ train = "seed 0..7", held_out = "seed 5_000_000.." }')
+        if is_offline(algorithm):
+            source = runs / Job(method=SOURCE, world=self.world, seed=self.seed, steps=self.steps).name
+            outcome = "success" if algorithm.plan.demonstrations else "all"
+            found.append(f'update.data={{ type = "stored", runs = ["{source.resolve()}"], outcome = "{outcome}" }}')
+        return found
+
+
+def needs_groups(algorithm: Algorithm) -> bool:
+    """Whether several attempts at one task are compared, or branch off each other."""
+    return algorithm.plan.needs_group or not isinstance(algorithm.plan.rollout, Independent)
+
+
+def is_offline(algorithm: Algorithm) -> bool:
+    """Whether nothing is sampled."""
+    plan = algorithm.plan
+    return plan.demonstrations or not isinstance(plan.data, FreshRollouts | SuccessReplay)
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{key} = {_toml(item)}" for key, item in value.items()) + " }"
+    return json.dumps(value)
+
+
+def jobs(methods: Sequence[str], seeds: Sequence[int], *, steps: int, text: bool) -> Iterator[Job]:
+    """Every run, the source of the offline methods first."""
+    if text:
+        yield from (
+            Job(method=method, world="key_door_text", seed=seed, steps=None) for seed in seeds for method in methods
+        )
+        return
+    ordered = sorted(methods, key=lambda name: (name != SOURCE, is_offline(build_algorithm(name)), name))
+    for seed in seeds:
+        if any(is_offline(build_algorithm(name)) for name in methods) and SOURCE not in methods:
+            yield Job(method=SOURCE, world="key_door", seed=seed, steps=steps)
+        for method in ordered:
+            for world in ("key_door", *ELSEWHERE.get(method, ())):
+                yield Job(method=method, world=world, seed=seed, steps=steps)
+
+
+def run(job: Job, runs: Path) -> dict[str, Any]:
+    """Train in a process of its own, or go on with what stopped; what came of it, failures included."""
+    out = runs / job.name
+    kifu = [sys.executable, "-c", "from kifu.cli import main; main()"]
+    if (out / "run.json").exists():
+        command = [*kifu, "resume", str(out), "--json"]
+    else:
+        command = [*kifu, "train", str(WORLDS[job.world]), "--seed", str(job.seed), "--out", str(out), "--json"]
+        command += [word for override in job.overrides(runs) for word in ("--set", override)]
+    began = time.perf_counter()
+    child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=_environment())
+    assert child.stderr is not None
+    said = child.stderr.read()
+    _, status, usage = os.wait4(child.pid, 0)
+    found: dict[str, Any] = {
+        "method": job.method,
+        "world": job.world,
+        "seed": job.seed,
+        "steps": job.steps,
+        "options": dict(OPTIONS.get(job.method, {})),
+        "cpu_s": usage.ru_utime + usage.ru_stime,
+        "wall_s": time.perf_counter() - began,
+    }
+    code = os.waitstatus_to_exitcode(status)
+    if code:
+        lines = [line for line in said.splitlines() if line.startswith("error:")]
+        return {**found, "error": lines[-1].removeprefix("error: ") if lines else f"ended with status {code}"}
+    return {**found, **_measured(out)}
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+
+
+def _measured(out: Path) -> dict[str, Any]:
+    facts = json.loads((out / "run.json").read_text())
+    rows = [row for row in read_metrics(out / "metrics.jsonl") if row.get("success") is not None or "groups" in row]
+    curve = [row["success"] for row in rows if row.get("success") is not None]
+    counts = {
+        name: sum(row.get(key) or 0 for row in rows)
+        for name, key in (
+            ("groups", "groups"),
+            ("informative", "informative_groups"),
+            ("branches", "branches"),
+            ("replayed", "replayed"),
+            ("clipped", "objective/clipped_tokens"),
+            ("tokens", "objective/tokens"),
+        )
+    }
+    tasks = facts["evaluations"][-1]["tasks"]
+    return {
+        "before": facts["evaluations"][0]["success"]["mean"],
+        "after": facts["evaluations"][-1]["success"]["mean"],
+        "tasks": tasks,
+        "curve": sum(curve) / len(curve) if curve else None,
+        "counts": counts,
+    }
+
+
+def interval(rows: Sequence[Mapping[str, Any]]) -> Interval:
+    """Success over all seeds; tries of one seed are not independent, so seeds are the clusters where there are two."""
+    trials = np.array([int(row["tasks"]) for row in rows])
+    successes = np.array([round(float(row["after"]) * int(row["tasks"])) for row in rows])
+    if len(rows) == 1:
+        return wilson(float(successes[0]), float(trials[0]))
+    return clustered_wilson(successes, trials)
+
+
+def row_of(method: str, rows: Sequence[Mapping[str, Any]]) -> str:
+    """A line of the table."""
+    done = sorted((row for row in rows if "error" not in row), key=lambda row: row["seed"])
+    options = _shown(rows[0]["options"])
+    failed = sorted({str(row["error"]).split("; ")[0] for row in rows if "error" in row})
+    if not done:
+        return f"| `{method}`{options} | {failed[0]} | | | | |"
+    found = interval(done)
+    after = " ".join(f"{row['after']:.2f}" for row in done)
+    curves = [row["curve"] for row in done if row["curve"] is not None]
+    curve = f"{sum(curves) / len(curves):.2f}" if curves else "nothing sampled"
+    cpu_s = sum(row["cpu_s"] for row in done) / len(done)
+    note = f"; {len(rows) - len(done)} failed: {failed[0]}" if failed else ""
+    return (
+        f"| `{method}`{options} | {after} | {found.mean:.2f} [{found.low:.2f}, {found.high:.2f}] | {curve} "
+        f"| {_deciding(done)}{note} | {cpu_s:.0f} |"
+    )
+
+
+def _shown(options: Mapping[str, Any]) -> str:
+    return "" if not options else " (" + ", ".join(f"{key} {value}" for key, value in options.items()) + ")"
+
+
+def _deciding(rows: Sequence[Mapping[str, Any]]) -> str:
+    """What the parts that tell methods apart did, over all seeds."""
+    total = {name: sum(row["counts"][name] for row in rows) for name in rows[0]["counts"]}
+    parts = []
+    if total["groups"] and total["informative"] < total["groups"]:
+        parts.append(f"{total['informative'] / total['groups']:.0%} of groups informative")
+    if total["tokens"] and total["clipped"]:
+        parts.append(f"{total['clipped'] / total['tokens']:.2%} of tokens at a bound")
+    parts += [f"{total[name]:.0f} {name}" for name in ("branches", "replayed") if total[name]]
+    return ", ".join(parts)
+
+
+def table(results: Sequence[Mapping[str, Any]]) -> str:
+    """What the page holds between its marks."""
+    parts = []
+    for world in dict.fromkeys(row["world"] for row in results):
+        here = [row for row in results if row["world"] == world]
+        budgets = sorted({str(row["steps"] or "the recipe's") for row in here})
+        seeds = sorted({row["seed"] for row in here})
+        parts += [
+            f"## {world}",
+            "",
+            f"{', '.join(budgets)} updates; seeds {', '.join(map(str, seeds))}.",
+            "",
+            "| method | success after, by seed | mean [95 %, seeds as clusters] | mean success while training "
+            "| what its parts did | CPU-s a run |",
+            "| --- | --- | --- | --: | --- | --: |",
+        ]
+        parts += [
+            row_of(method, [row for row in here if row["method"] == method])
+            for method in sorted({row["method"] for row in here})
+        ]
+        parts.append("")
+    cpu = this_cpu()
+    parts += [f"Machine: {cpu.name}, {cpu.cores} cores, shared with other work; CPU seconds are the process's own.", ""]
+    return "\n".join(parts)
+
+
+def write(page: Path, text: str) -> None:
+    """Put the table between the marks of a page; a new page has nothing else."""
+    old = page.read_text() if page.exists() else f"# What every method learns\n\n{BEGIN}\n{END}\n"
+    before, _, rest = old.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    page.write_text(f"{before}{BEGIN}\n{text}{END}{after}")
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """Results so far, the latest of each run."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    latest = {(row["world"], row["method"], row["seed"], row["steps"]): row for row in map(json.loads, lines)}
+    return list(latest.values())
+
+
+def main() -> int:
+    """Run what is missing, then write the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="methods, separated by commas")
+    parser.add_argument("--seeds", default="0,1,2")
+    parser.add_argument("--steps", type=int, default=150, help="updates of 32 episodes")
+    parser.add_argument("--text", action="store_true", help="the methods of TEXT on SmolLM2 instead")
+    parser.add_argument("--hours", type=float, default=4.0, help="no run begins after this")
+    parser.add_argument("--runs", type=Path, default=TOP / "runs" / "methods")
+    parser.add_argument("--page", type=Path, default=PAGE)
+    parser.add_argument("--table", action="store_true", help="run nothing")
+    parser.add_argument("--again", action="store_true", help="repeat runs that failed")
+    asked = parser.parse_args()
+    methods = asked.only.split(",") if asked.only else [*(TEXT if asked.text else TIER_A)]
+    methods = [name for name in methods if name in ALGORITHMS]
+    asked.runs.mkdir(parents=True, exist_ok=True)
+    state = asked.runs / "results.jsonl"
+    known = {(row["world"], row["method"], row["seed"], row["steps"]): row for row in read(state)}
+    began = time.monotonic()
+    seeds = [int(seed) for seed in asked.seeds.split(",")]
+    for job in () if asked.table else jobs(methods, seeds, steps=asked.steps, text=asked.text):
+        old = known.get((job.world, job.method, job.seed, job.steps))
+        if old is not None and not (asked.again and "error" in old):
+            continue
+        if time.monotonic() - began > 3600 * asked.hours:
+            print("out of time; the same command goes on", flush=True)
+            break
+        found = run(job, asked.runs)
+        with state.open("a") as file:
+            file.write(json.dumps(found) + "\n")
+        print(f"{job.name}  {found.get('after', found.get('error'))}  {found['wall_s']:.0f} s", flush=True)
+    results = [row for row in read(state) if asked.text or row["world"] != "key_door_text" or asked.table]
+    if results:
+        write(asked.page, table(results))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

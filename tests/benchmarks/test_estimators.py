@@ -1,0 +1,113 @@
+"""The table of estimators against enumeration by other means, and a tiny run of its script."""
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from kifu.algorithms import build_algorithm
+from kifu.credit import SampleStd, Unscaled
+from kifu.lab import GroupRelative, estimator_mean, exact_gradient
+
+TOP = Path(__file__).resolve().parents[2]
+SCRIPT = TOP / "benchmarks" / "estimators.py"
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("estimators", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("world", ["corridor", "climb"])
+@pytest.mark.parametrize(("name", "options"), [("reinforce", {}), ("reinforce", {"baseline": "others"}), ("rloo", {})])
+def test_unbiased_methods_have_the_exact_gradient_as_mean(
+    script: ModuleType, world: str, name: str, options: dict[str, str]
+) -> None:
+    table = script.worlds()[world]
+    logits = script.start(table)
+    found = script.update_moments(table, build_algorithm(name, options), logits_RA=logits, behaviour_RA=logits, size=2)
+    np.testing.assert_allclose(found.mean_RA, exact_gradient(table, logits, gamma=1.0), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("options", "estimator"),
+    [
+        ({"std": "none", "average": "sum"}, GroupRelative(size=3, scale=Unscaled())),
+        ({"std": "sample", "average": "sum"}, GroupRelative(size=3, scale=SampleStd())),
+        ({"std": "sample", "average": "trajectory"}, GroupRelative(size=3, scale=SampleStd(), length="mean")),
+    ],
+)
+def test_grpo_s_mean_is_that_of_the_lab_s_enumeration(
+    script: ModuleType, options: dict[str, str], estimator: GroupRelative
+) -> None:
+    table = script.worlds()["climb"]
+    logits = script.start(table)
+    found = script.update_moments(
+        table, build_algorithm("grpo", options), logits_RA=logits, behaviour_RA=logits, size=3
+    )
+    np.testing.assert_allclose(found.mean_RA, estimator_mean(table, logits, estimator, gamma=1.0), rtol=0, atol=1e-10)
+
+
+def test_the_variance_is_that_of_drawn_updates(script: ModuleType) -> None:
+    """Monte Carlo over pairs of trajectories, scores written out, within five standard errors."""
+    table = script.worlds()["climb"]
+    logits = script.start(table)
+    algorithm = build_algorithm("rloo")
+    found = script.update_moments(table, algorithm, logits_RA=logits, behaviour_RA=logits, size=2)
+    weight_RA = np.where(table.allowed_RA, np.exp(logits), 0.0)
+    rows_RA = weight_RA / weight_RA.sum(axis=1, keepdims=True)
+    chances = np.array(
+        [
+            path.world_factor * np.prod([rows_RA[r, a] for r, a in zip(path.rows_T, path.actions_T, strict=True)])
+            for path in table.paths
+        ]
+    )
+    scores = []
+    for path in table.paths:
+        score_RA = np.zeros_like(logits)
+        for row, action in zip(path.rows_T, path.actions_T, strict=True):
+            score_RA[row] -= rows_RA[row]
+            score_RA[row, action] += 1.0
+        scores.append(score_RA)
+    rewards = np.array([sum(path.rewards_T) for path in table.paths])
+    drawn = np.random.default_rng(0).choice(len(chances), size=(20_000, 2), p=chances / chances.sum())
+    gaps = rewards[drawn[:, 0]] - rewards[drawn[:, 1]]
+    updates = gaps[:, None, None] * (np.array(scores)[drawn[:, 0]] - np.array(scores)[drawn[:, 1]]) / 2
+    squares = ((updates - found.mean_RA) ** 2).sum(axis=(1, 2))
+    assert abs(squares.mean() - found.variance) <= 5 * squares.std() / np.sqrt(squares.size)
+
+
+@pytest.mark.parametrize("age", [0, 2, 4])
+def test_the_true_ratio_corrects_any_age_exactly(script: ModuleType, age: int) -> None:
+    table = script.worlds()["climb"]
+    logits = script.start(table)
+    older = script.older(table, logits, versions=age)
+    corrected = script.Corrected(inner=build_algorithm("reinforce"))
+    found = script.update_moments(table, corrected, logits_RA=logits, behaviour_RA=older, size=2)
+    np.testing.assert_allclose(found.mean_RA, exact_gradient(table, logits, gamma=1.0), rtol=0, atol=1e-10)
+    plain = script.update_moments(table, build_algorithm("reinforce"), logits_RA=logits, behaviour_RA=older, size=2)
+    gap = np.linalg.norm(plain.mean_RA - found.mean_RA) / np.linalg.norm(found.mean_RA)
+    assert (gap > 0.05) == (age > 0)
+
+
+def test_a_tiny_run_prints_rows_and_keeps_the_page_around_them(script: ModuleType, tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{script.BEGIN}\nstale figures\n{script.END}\nafter\n")
+    arguments = ["--size", "2", "--only", "rloo,sft", "--out", str(page)]
+    subprocess.run([sys.executable, str(SCRIPT), *arguments], check=True, capture_output=True)
+    text = page.read_text()
+    assert text.startswith("before\n")
+    assert text.endswith("after\n")
+    assert "stale figures" not in text
+    assert "| `rloo` | 1.0000 | 1.000 |" in text
+    assert "Left out: sft: imitates demonstrations." in text

@@ -1,0 +1,91 @@
+"""The learning table: equal budgets for every method, what is kept between calls, and a tiny run."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from kifu.algorithms import ALGORITHMS, build_algorithm
+from kifu.training.experiment import load_experiment
+
+TOP = Path(__file__).resolve().parents[2]
+SCRIPT = TOP / "benchmarks" / "methods.py"
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("methods", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("method", ALGORITHMS)
+@pytest.mark.parametrize("world", ["key_door", "corridor"])
+def test_every_method_gets_the_same_number_of_episodes(script: ModuleType, method: str, world: str) -> None:
+    job = script.Job(method=method, world=world, seed=1, steps=7)
+
+    loaded = load_experiment(script.WORLDS[world], overrides=job.overrides(Path("runs")))
+
+    update = loaded.experiment.update
+    assert update.prompts_per_step * update.group_size == 32
+    assert update.steps == 7
+    assert loaded.experiment.credit.algorithm == method
+    build_algorithm(method, loaded.experiment.credit.options)
+    assert (update.data.type == "stored") == script.is_offline(build_algorithm(method))
+
+
+def test_records_to_learn_from_are_made_before_they_are_needed(script: ModuleType) -> None:
+    made = [
+        (job.seed, job.method)
+        for job in script.jobs(["offline_awr", "grpo"], [0, 1], steps=3, text=False)
+        if job.world == "key_door"
+    ]
+    assert made == [(seed, name) for seed in (0, 1) for name in ("reinforce", "grpo", "offline_awr")]
+
+
+def line(method: str, seed: int, after: float, **above: object) -> dict[str, Any]:
+    counts = {"groups": 8, "informative": 4, "branches": 0, "replayed": 0, "clipped": 1, "tokens": 100}
+    found = {"world": "key_door", "method": method, "seed": seed, "steps": 5, "options": {}, "tasks": 64, "cpu_s": 2.0}
+    return {**found, "wall_s": 3.0, "after": after, "before": 0.0, "curve": 0.25, "counts": counts, **above}
+
+
+def test_a_row_has_every_seed_the_interval_and_what_the_parts_did(script: ModuleType) -> None:
+    text = script.table([line("rloo", 1, 1.0), line("rloo", 0, 0.5), line("tara", 0, 0.0, error="needs checks; more")])
+
+    row = next(row for row in text.splitlines() if row.startswith("| `rloo`"))
+    assert "| 0.50 1.00 | 0.75 [" in row
+    assert "50% of groups informative, 1.00% of tokens at a bound" in row
+    assert "| `tara` | needs checks |" in text
+
+
+def test_what_is_known_is_not_run_again_and_the_page_keeps_its_text(script: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "results.jsonl").write_text("\n".join(json.dumps(line("rloo", seed, 1.0)) for seed in (0, 1)) + "\n")
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{script.BEGIN}\nstale figures\n{script.END}\nafter\n")
+    arguments = ["--only", "rloo", "--seeds", "0,1", "--steps", "5", "--runs", str(tmp_path), "--page", str(page)]
+    done = subprocess.run([sys.executable, str(SCRIPT), *arguments], check=True, capture_output=True, text=True)
+    assert done.stdout == ""
+    text = page.read_text()
+    assert text.startswith("before\n")
+    assert text.endswith("after\n")
+    assert "stale figures" not in text
+    assert "| `rloo` | 1.00 1.00 | 1.00 [" in text
+
+
+def test_a_tiny_run_is_kept_and_shown(script: ModuleType, tmp_path: Path) -> None:
+    arguments = ["--only", "rloo", "--seeds", "3", "--steps", "1", "--runs", str(tmp_path)]
+    arguments += ["--page", str(tmp_path / "page.md")]
+    subprocess.run([sys.executable, str(SCRIPT), *arguments], check=True, capture_output=True)
+    (kept,) = [json.loads(row) for row in (tmp_path / "results.jsonl").read_text().splitlines()]
+    assert (kept["method"], kept["seed"], kept["tasks"], kept["counts"]["groups"]) == ("rloo", 3, 64, 4)
+    assert 0.0 <= kept["after"] <= 1.0
+    assert f"| {kept['after']:.2f} |" in (tmp_path / "page.md").read_text()
