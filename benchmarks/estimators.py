@@ -340,7 +340,7 @@ def render(size: int, names: Sequence[str]) -> str:
     """Both tables with what they leave out."""
     rows, missing = fresh_table(size, names)
     lines = [f"Updates of one group of {size}, on the policy that sampled:", "", *rows, ""]
-    lines += [f"Left out: {name}: {why}." for name, why in missing.items()]
+    lines += ["Left out:", "", *(f"- `{name}`: {why}." for name, why in missing.items())] if missing else []
     lines += [
         "",
         f"On the climb, sampled by older policies ({RATE:g} times the gradient a version; direction · length ",

@@ -110,4 +110,4 @@ def test_a_tiny_run_prints_rows_and_keeps_the_page_around_them(script: ModuleTyp
     assert text.endswith("after\n")
     assert "stale figures" not in text
     assert "| `rloo` | 1.0000 | 1.000 |" in text
-    assert "Left out: sft: imitates demonstrations." in text
+    assert "Left out:\n\n- `sft`: imitates demonstrations." in text
