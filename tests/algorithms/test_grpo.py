@@ -1,13 +1,15 @@
 """GRPO's credit against plain loops, and the groups that carry none."""
 
 from collections.abc import Callable
-from math import sqrt
+from math import exp, sqrt
 
 import pytest
+import torch
 
 from kifu.algorithms import build_algorithm
 from kifu.credit import Episode
 from kifu.credit.reading import RewardRules
+from kifu.objectives import Terms
 
 Make = Callable[..., Episode]
 RETURNS = [1.0, 0.0, 0.0, 0.5]
@@ -53,3 +55,23 @@ def test_equal_returns_carry_no_signal(make_episode: Make, value: float) -> None
 
 def test_one_member_alone_carries_no_signal(make_episode: Make) -> None:
     assert build_algorithm("grpo").credit([make_episode([1.0])], RewardRules()) is None
+
+
+def test_a_penalty_against_the_reference_is_an_option_and_is_weighed_like_the_loss() -> None:
+    """k3 of log-probabilities -1 and -1.5 is exp(-.5) - 1 + .5 per token; the gradient of the ratio part stays."""
+    plain, anchored = build_algorithm("grpo"), build_algorithm("grpo", {"kl": 0.04})
+    assert (plain.plan.needs_reference, anchored.plan.needs_reference) == (False, True)
+    zeros = torch.zeros(2, dtype=torch.float64)
+    terms = Terms(
+        logp_N=zeros - 1.0,
+        behaviour_logp_N=zeros - 1.0,
+        advantage_N=zeros + 1.0,
+        weight_N=zeros + 0.5,
+        turn_N=zeros.long(),
+        sequence_N=zeros.long(),
+        reference_logp_N=zeros - 1.5,
+    )
+
+    difference = anchored.objective()(terms).total.item() - plain.objective()(terms).total.item()
+
+    assert difference == pytest.approx(0.04 * (exp(-0.5) - 1 + 0.5), abs=1e-12)

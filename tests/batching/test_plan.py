@@ -159,3 +159,61 @@ def test_rows_without_anything_to_train_are_left_out(make_row: MakeRow) -> None:
     """And no row at all gives no batch."""
     assert pack_rows([make_row([1, 2, 3], [])], max_nodes=50) == []
     assert pack_rows([], max_nodes=50) == []
+
+
+def paired(make_row: MakeRow, pairs: list[int]) -> list[Row]:
+    """Rows of 6 tokens, the number of each row's pair given; sides of a pair share four tokens."""
+    return [
+        replace(make_row([1, 2, 3, pair % 3, 10 + at, 0], [4, 5], f"r{at}"), pair=pair) for at, pair in enumerate(pairs)
+    ]
+
+
+@pytest.mark.parametrize("layout", ["tree", "rows"])
+@given(order=st.permutations([0, 0, 1, 1, 2, 2, 3, 3]), max_nodes=st.integers(12, 60))
+@settings(max_examples=40, deadline=None)
+def test_both_sides_of_a_pair_stand_in_one_micro_batch(
+    make_row: MakeRow, layout: Layout, order: list[int], max_nodes: int
+) -> None:
+    rows = paired(make_row, order)
+
+    batches = pack_rows(rows, max_nodes=max_nodes, layout=layout, cost=FREE)
+
+    seen = []
+    for batch in batches:
+        assert sum(tree.token_ids.size for tree in batch.trees) <= max_nodes
+        names = [order[int(name[1:])] for name in batch.trajectories]
+        assert sorted(names) == sorted(2 * sorted(set(names)))
+        seen += names
+        pairs = batch.occurrences.pairs
+        assert pairs is not None
+        owners = [order[int(batch.occurrences.token_ids[at]) - 10] for at in range(0, len(batch.occurrences), 2)]
+        assert [int(value) for value in pairs[::2]] == [list(dict.fromkeys(owners)).index(owner) for owner in owners]
+        assert pairs[::2].tolist() == pairs[1::2].tolist()
+    assert sorted(seen) == [0, 0, 1, 1, 2, 2, 3, 3]
+
+
+def test_a_pair_that_does_not_fit_and_a_pair_among_single_rows_are_refused(make_row: MakeRow) -> None:
+    rows = paired(make_row, [0, 0])
+    with pytest.raises(UsageError, match=r"r0 and 1 rows of its pair: 10 tokens to forward, machine.max_nodes is 9"):
+        pack_rows(rows, max_nodes=9)
+    with pytest.raises(UsageError, match="some rows stand in a pair and some in none"):
+        pack_rows([*rows, make_row([1, 2], [1])], max_nodes=64)
+
+
+@pytest.mark.parametrize("layout", ["tree", "rows"])
+def test_observed_tokens_are_predicted_by_the_token_before_them(make_row: MakeRow, layout: Layout) -> None:
+    rows = [
+        replace(
+            make_row([1, 2, 3, 4, 5, 6], [1, 2], name), observed_positions=as_ints([3, 5]), observed_weights=weights
+        )
+        for name, weights in (("a", np.array([0.25, 0.5])), ("b", np.array([0.125, 0.125])))
+    ]
+
+    [batch] = pack_rows([*rows, make_row([1, 7, 8], [1, 2], "c")], max_nodes=64, layout=layout, cost=FREE)
+
+    seen = batch.observations
+    assert seen is not None
+    assert seen.token_ids.tolist() == [4, 6, 4, 6]
+    assert [spell(batch, int(node)) for node in seen.nodes] == [[1, 2, 3], [1, 2, 3, 4, 5]] * 2
+    assert seen.weights.tolist() == [0.25, 0.5, 0.125, 0.125]
+    assert len(batch.occurrences) == 6

@@ -222,3 +222,55 @@ class TestRefused:
         )
         with pytest.raises(ExperimentError, match="was recorded with tokenizer"):
             train(offline("sft", f"environment.name='{tmp_path / 'more.py'}:More'"), out=tmp_path / "run", quiet=True)
+
+
+class TestPreferences:
+    def test_dpo_prefers_what_earned_more_relative_to_where_it_began(
+        self, offline: Callable[..., Loaded], source: Path, tmp_path: Path
+    ) -> None:
+        run = tmp_path / "run"
+        train(
+            offline(
+                "dpo",
+                "update.steps=6",
+                "update.prompts_per_step=4",
+                "update.optimizer.learning_rate=0.02",
+                options="{ beta = 1.0 }",
+            ),
+            out=run,
+            quiet=True,
+            seed=1,
+        )
+
+        known = {item.id: item for item in RunReader(source).trajectories()}
+        lines = [line for line in read_plan(run) if line.rows]
+        for line in lines:
+            sides: dict[int, list[float]] = {}
+            for row in line.rows:
+                assert row.pair is not None
+                sides.setdefault(row.pair, []).append(row.runs[0].advantage * (known[row.trajectory].reward or 0.0))
+                assert len(row.reference) == row.tokens
+            assert all(sorted(both) == [0.0, 1.0] for both in sides.values()), "1 times reward 1, -1 times reward 0"
+            for names in line.micro_batches:
+                pairs = [row.pair for row in line.rows if row.trajectory in names]
+                assert all(pairs.count(pair) == 2 for pair in pairs)
+        first = {row.trajectory: row.reference for row in lines[0].rows}
+        again = {row.trajectory: row.reference for row in lines[-1].rows}
+        shared = set(first) & set(again)
+        assert shared
+        for name in shared:
+            assert again[name] == pytest.approx(first[name], abs=1e-6), "the reference stays where it was"
+        seen = metrics(run)
+        assert seen[0]["objective/margin_sum"] == pytest.approx(0.0, abs=1e-4)
+        assert seen[0]["objective/loss_preference"] == pytest.approx(0.693147, abs=1e-4)
+        assert seen[-1]["objective/margin_sum"] > 1.0
+        assert audit(run).problems == ()
+
+    def test_agentic_dpo_trains_single_actions(self, offline: Callable[..., Loaded], tmp_path: Path) -> None:
+        run = tmp_path / "run"
+        train(offline("agentic_dpo", "update.prompts_per_step=4"), out=run, quiet=True, seed=1)
+
+        rows = [row for line in read_plan(run) for row in line.rows]
+        assert {sum(1 for part in row.runs if part.weight) for row in rows} == {1}
+        assert metrics(run)[0]["objective/pairs"] > 0
+        assert audit_run(run).problems == ()

@@ -11,6 +11,7 @@ from kifu.algorithms._axes import axes_of, differing_axes, surrogate_of
 from kifu.algorithms._names import check_name
 from kifu.algorithms.actor_critic import ActorCritic
 from kifu.algorithms.aepo import Aepo
+from kifu.algorithms.agentic_dpo import AgenticDpo
 from kifu.algorithms.agentic_reinforced_po import AgenticReinforcedPo
 from kifu.algorithms.agentic_replay_po import AgenticReplayPo
 from kifu.algorithms.at2po import At2Po
@@ -31,6 +32,7 @@ from kifu.algorithms.composition import (
     returns_to_go,
 )
 from kifu.algorithms.dapo import Dapo
+from kifu.algorithms.dpo import Dpo
 from kifu.algorithms.dr_grpo import DrGrpo
 from kifu.algorithms.dupo import Dupo
 from kifu.algorithms.gigpo import GiGpo
@@ -63,6 +65,7 @@ from kifu.errors import ArgumentError, ExperimentError, nearest
 ALGORITHMS: dict[str, type[Algorithm]] = {
     "actor_critic": ActorCritic,
     "aepo": Aepo,
+    "agentic_dpo": AgenticDpo,
     "agentic_reinforced_po": AgenticReinforcedPo,
     "agentic_replay_po": AgenticReplayPo,
     "at2po": At2Po,
@@ -70,6 +73,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "cispo": Cispo,
     "compaction_gae": CompactionGae,
     "dapo": Dapo,
+    "dpo": Dpo,
     "dr_grpo": DrGrpo,
     "dupo": Dupo,
     "gigpo": GiGpo,

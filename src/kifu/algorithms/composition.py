@@ -100,6 +100,8 @@ class TurnCredit:
     """How often the trajectory stands in the batch."""
     value_targets_K: Doubles | None = None
     """What the critic is regressed on; None without a critic."""
+    pair: int | None = None
+    """Number of its preference pair within the group; advantages above 0 are the preferred side."""
 
     def tokens(self, turn: int, count: int) -> Doubles:
         """``[N]`` advantage of each of a turn's ``count`` trained tokens."""

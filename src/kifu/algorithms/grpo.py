@@ -20,7 +20,7 @@ from kifu.algorithms.composition import (
 )
 from kifu.credit.episode import Episode
 from kifu.credit.reading import RewardRules
-from kifu.objectives import ClippedRatio, Objective, PolicyObjective, Reduction, TokenRatio
+from kifu.objectives import ClippedRatio, KlPenalty, Objective, PolicyObjective, Reduction, TokenRatio
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +32,8 @@ class Grpo:
     std: StdName = "sample"
     """What the centred reward is divided by; the paper writes std without saying which, public code uses n - 1."""
     eps: Amount = 1e-6
+    kl: Amount = 0.0
+    """Coefficient of k3 against the policy the stage began with, inside the loss; the paper's is 0.04."""
     epochs: Epochs = 1
     average: ReductionName = "trajectory"
 
@@ -53,7 +55,7 @@ class Grpo:
         neighbour="ppo: the baseline is a critic instead of the group's mean",
         notes=(
             "groups of equal rewards are left out: they carry no signal and would only change denominators",
-            "no KL to a reference; the paper adds 0.04 times k3",
+            "the paper adds 0.04 times k3 to a reference; here `kl` is 0 unless set, and no reference is held then",
         ),
     )
 
@@ -62,8 +64,11 @@ class Grpo:
         return relative_credit(group, rules, scale=scale_of(self.std, eps=self.eps))
 
     def objective(self) -> Objective:
-        """Clipped surrogate on token ratios."""
-        return PolicyObjective(surrogate=ClippedRatio(level=TokenRatio(), low=self.clip_low, high=self.clip_high))
+        """Clipped surrogate on token ratios; with ``kl`` a penalty against the reference."""
+        return PolicyObjective(
+            surrogate=ClippedRatio(level=TokenRatio(), low=self.clip_low, high=self.clip_high),
+            kl=KlPenalty(coefficient=self.kl, estimator="k3") if self.kl else None,
+        )
 
     @property
     def reduction(self) -> Reduction:
@@ -73,4 +78,4 @@ class Grpo:
     @property
     def plan(self) -> Plan:
         """Fresh rollouts in groups."""
-        return Plan(needs_group=True, epochs=self.epochs)
+        return Plan(needs_group=True, epochs=self.epochs, needs_reference=self.kl > 0)

@@ -1,6 +1,6 @@
 """From records with credit to what a trainer is given."""
 
-from kifu.batching.contracts import Doubles, Occurrences, PackedBatch, Row, Tree, ValueTargets
+from kifu.batching.contracts import Doubles, Observations, Occurrences, PackedBatch, Row, Tree, ValueTargets
 from kifu.batching.plan import Layout, PackingReport, pack_rows, report
 from kifu.batching.tree import Cost
 
@@ -8,6 +8,7 @@ __all__ = [
     "Cost",
     "Doubles",
     "Layout",
+    "Observations",
     "Occurrences",
     "PackedBatch",
     "PackingReport",

@@ -56,6 +56,8 @@ class Occurrences:
     """``[N]`` consecutive numbers from 0 in the batch; equal for tokens of one trajectory."""
     reference_logprobs: Floats | None = None
     """``[N]`` nats under a frozen reference, where the algorithm needs one."""
+    pairs: Ints | None = None
+    """``[N]`` consecutive numbers from 0 in the batch; equal for the tokens of both sides of a preference pair."""
 
     def __len__(self) -> int:
         return int(self.token_ids.size)
@@ -76,12 +78,25 @@ class ValueTargets:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Observations:
+    """Tokens of the environment to predict, for the auxiliary loss. Axis ``J``."""
+
+    nodes: Ints
+    """``[J]`` node whose logits predict the token."""
+    token_ids: Ints
+    """``[J]``"""
+    weights: Doubles
+    """``[J]`` 1 over their own global denominator."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PackedBatch:
     """One micro-batch. Node indices count through ``trees`` in order."""
 
     trees: tuple[Tree, ...]
     occurrences: Occurrences
     values: ValueTargets | None = None
+    observations: Observations | None = None
     trajectories: tuple[str, ...] = ()
     """Ids, for messages that name the batch."""
 
@@ -116,6 +131,12 @@ class Row:
     value_targets: Doubles | None = None
     old_values: Doubles | None = None
     value_weights: Doubles | None = None
+    pair: int | None = None
+    """Number of the preference pair in the update; its rows are never in different micro-batches."""
+    observed_positions: Ints | None = None
+    """``[J]`` positions of tokens of the environment that are predicted, each >= 1."""
+    observed_weights: Doubles | None = None
+    """``[J]``"""
 
     @property
     def mask(self) -> Bools:

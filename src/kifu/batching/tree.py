@@ -44,6 +44,8 @@ def needed(row: Row) -> Ints:
     last = int(row.positions[-1]) if row.positions.size else 0
     if row.value_positions is not None and row.value_positions.size:
         last = max(last, int(row.value_positions.max()) + 1)
+    if row.observed_positions is not None and row.observed_positions.size:
+        last = max(last, int(row.observed_positions.max()))
     return row.token_ids[:last]
 
 

@@ -43,8 +43,10 @@ from kifu.credit.informative import (
     mixture_informative,
 )
 from kifu.credit.keyed import episode_relative, merge_similar, relative_by_key, relative_by_position
+from kifu.credit.labels import Label, hindsight_labels, pooled_targets, process_targets
 from kifu.credit.local import component_reward, gated_future
 from kifu.credit.offline import returns_over_state, returns_over_task
+from kifu.credit.pairs import WrongTurn, hardest_wrong_turn, preference_pairs
 from kifu.credit.returns import discounted_returns, discounted_sum, macro_reward, macro_value
 from kifu.credit.semantic import SemanticDistribution, enumerate_strings, semantic_distribution
 from kifu.credit.shaping import check_shaping, shaping_rewards
@@ -68,6 +70,7 @@ __all__ = [
     "Episode",
     "Exclude",
     "FreshRollouts",
+    "Label",
     "PopulationStd",
     "SampleStd",
     "Scale",
@@ -79,6 +82,7 @@ __all__ = [
     "Terminal",
     "TurnFacts",
     "Unscaled",
+    "WrongTurn",
     "allocate_prefixes",
     "allocate_roots",
     "backed_up_success",
@@ -101,6 +105,8 @@ __all__ = [
     "gated_future",
     "group_relative",
     "group_size_for",
+    "hardest_wrong_turn",
+    "hindsight_labels",
     "hindsight_ratios",
     "hindsight_values",
     "information_gain",
@@ -115,7 +121,10 @@ __all__ = [
     "mean_reward",
     "merge_similar",
     "mixture_informative",
+    "pooled_targets",
+    "preference_pairs",
     "prefix_value",
+    "process_targets",
     "reach_values",
     "relative_by_key",
     "relative_by_position",

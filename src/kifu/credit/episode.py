@@ -29,6 +29,10 @@ class TurnFacts:
     """Nats, mean over the turn's tokens, given the history before the turn and how the episode ended."""
     rewards: Mapping[str, float] = field(default_factory=dict)
     """Reward components paid in this turn, unweighted."""
+    tool: str | None = None
+    """Names of the executed calls; empty for a turn without one."""
+    action: str | None = None
+    """What was executed, arguments included: equal texts mean equal actions."""
     calls_tool: bool = True
     """Whether the turn executed a tool call."""
     segment: int = 0

@@ -3,6 +3,7 @@
 Axes: ``K`` turns.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -117,6 +118,8 @@ def _facts(trajectory: Trajectory) -> tuple[TurnFacts, ...]:
             gold_logprob=turn.estimate("gold_logprob"),
             hindsight_logprob=turn.estimate("hindsight_logprob"),
             rewards=turn.rewards,
+            tool=" ".join(call.name for call in turn.action.executed),
+            action=_action(turn),
             calls_tool=bool(turn.action.executed),
             segment=turn.tape,
             is_void=_is_void(turn),
@@ -125,6 +128,12 @@ def _facts(trajectory: Trajectory) -> tuple[TurnFacts, ...]:
         )
         for turn in trajectory.turns
     )
+
+
+def _action(turn: Turn) -> str:
+    """The executed calls as canonical JSON; the text of a turn without one."""
+    calls = [[call.name, dict(call.arguments)] for call in turn.action.executed]
+    return json.dumps(calls, sort_keys=True, default=str) if calls else turn.text
 
 
 def _entropies(turn: Turn, length: int) -> Doubles | None:

@@ -1,12 +1,14 @@
 """What is minimized: per-token losses, ratios, KL estimators, sampling transforms, the optimizer."""
 
 from kifu.objectives.chunked import Head, support_logprobs
-from kifu.objectives.contract import Loss, Objective, Terms, ValueTerms
+from kifu.objectives.contract import Loss, Objective, ObservedTerms, Terms, ValueTerms
 from kifu.objectives.entropy import entropy_bonus, entropy_of
 from kifu.objectives.kl import Estimator, kl_estimate
 from kifu.objectives.likelihood import LikelihoodObjective, negative_log_likelihood
+from kifu.objectives.observation import WithObservations
 from kifu.objectives.optimizer import Optimizer, gradient_norm, learning_rate
 from kifu.objectives.policy import EntropyBonus, KlPenalty, PolicyObjective, ValueRegression
+from kifu.objectives.preference import PreferenceObjective
 from kifu.objectives.ratio import (
     Carrier,
     RatioLevel,
@@ -18,6 +20,7 @@ from kifu.objectives.ratio import (
 )
 from kifu.objectives.reductions import (
     ConstantNormalizer,
+    PairMean,
     Reduction,
     TokenMean,
     TrajectoryMean,
@@ -60,8 +63,11 @@ __all__ = [
     "LogDistribution",
     "Loss",
     "Objective",
+    "ObservedTerms",
     "Optimizer",
+    "PairMean",
     "PolicyObjective",
+    "PreferenceObjective",
     "PreservingClip",
     "RatioLevel",
     "Reduction",
@@ -77,6 +83,7 @@ __all__ = [
     "ValueRegression",
     "ValueTerms",
     "WeightedLikelihood",
+    "WithObservations",
     "capped_surrogate",
     "clipped_surrogate",
     "entropy_bonus",

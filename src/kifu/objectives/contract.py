@@ -24,6 +24,16 @@ class ValueTerms:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ObservedTerms:
+    """Tokens the environment wrote, as the policy would predict them. Axis ``J``."""
+
+    logp_J: Tensor
+    """Nats, over the whole vocabulary at temperature 1; carries the gradient."""
+    weight_J: Tensor
+    """1 over their own global denominator: they are in no other."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Terms:
     """Everything a loss may look at, aligned by occurrence."""
 
@@ -43,6 +53,11 @@ class Terms:
     reference_logp_N: Tensor | None = None
     """Nats, under a frozen reference; present when the plan holds it."""
     values: ValueTerms | None = None
+    pair_N: Tensor | None = None
+    """int64, consecutive from 0 in the micro-batch; both sides of a pair are in it. The preferred side has advantages
+    above 0, the other below."""
+    observed: ObservedTerms | None = None
+    """Present when the update holds tokens of the environment to predict."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -49,7 +49,12 @@ class ConstantNormalizer:
             raise ArgumentError(f"the constant normalizer must be finite and > 0, found {self.tokens}")
 
 
-Reduction: TypeAlias = TokenMean | TurnMean | TrajectoryMean | ConstantNormalizer
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairMean:
+    """Every preference pair weighs the same; its tokens have one weight each, 1 / pairs: a side's sum stays a sum."""
+
+
+Reduction: TypeAlias = TokenMean | TurnMean | TrajectoryMean | ConstantNormalizer | PairMean
 
 
 def token_weights(
@@ -58,6 +63,7 @@ def token_weights(
     turns_BN: Sequence[npt.NDArray[Any]],
     kept_BN: Sequence[npt.NDArray[np.bool_]] | None = None,
     copies_B: Sequence[int] | None = None,
+    pairs_B: Sequence[int | None] | None = None,
 ) -> tuple[Doubles, ...]:
     """``[B][N]`` factor of every trained token in the summed loss.
 
@@ -65,6 +71,7 @@ def token_weights(
         turn mean        1 / (all turns with a trained token * tokens of this turn)
         trajectory mean  1 / (trajectories with a trained token * tokens of this trajectory)
         constant         1 / (all trajectories * constant)
+        pair mean        1 / (pairs)
 
     A trajectory that stands in the batch c times has c times the factor and counts c times in every denominator.
 
@@ -74,13 +81,18 @@ def token_weights(
             trained. Tokens of one turn need not be neighbours.
         kept_BN: False takes a token out of the loss and out of every denominator.
         copies_B: how often each trajectory stands in the batch; None is once.
+        pairs_B: number of the pair each trajectory stands in; only the mean over pairs looks at it.
     """
     copies_B = [1] * len(turns_BN) if copies_B is None else copies_B
     kept_BN = [np.ones(len(turns), dtype=np.bool_) for turns in turns_BN] if kept_BN is None else kept_BN
     inner_BN = [_one_over(reduction, np.asarray(turns), kept) for turns, kept in zip(turns_BN, kept_BN, strict=True)]
-    units = sum(
-        copies * _units(reduction, np.asarray(turns)[kept])
-        for copies, turns, kept in zip(copies_B, turns_BN, kept_BN, strict=True)
+    units = (
+        len(set(pairs_B or ()) - {None})
+        if isinstance(reduction, PairMean)
+        else sum(
+            copies * _units(reduction, np.asarray(turns)[kept])
+            for copies, turns, kept in zip(copies_B, turns_BN, kept_BN, strict=True)
+        )
     )
     return tuple(
         np.where(kept, copies * inner / max(units, 1), 0.0)
@@ -97,7 +109,7 @@ def _units(reduction: Reduction, turns_N: npt.NDArray[Any]) -> int:
             return len(np.unique(turns_N))
         case TrajectoryMean():
             return int(len(turns_N) > 0)
-        case ConstantNormalizer():
+        case ConstantNormalizer() | PairMean():
             return 1
         case _ as unreachable:
             assert_never(unreachable)
@@ -106,7 +118,7 @@ def _units(reduction: Reduction, turns_N: npt.NDArray[Any]) -> int:
 def _one_over(reduction: Reduction, turns_N: npt.NDArray[Any], kept_N: npt.NDArray[np.bool_]) -> Doubles:
     """``[N]`` share of a token in its unit."""
     match reduction:
-        case TokenMean():
+        case TokenMean() | PairMean():
             return np.ones(len(turns_N))
         case TurnMean():
             return 1.0 / np.maximum(_tokens_of_turn(turns_N, kept_N), 1.0)
@@ -129,6 +141,8 @@ def unit_of(reduction: Reduction) -> str:
             return "trajectory"
         case ConstantNormalizer(tokens=tokens):
             return f"trajectory, token losses divided by the constant {tokens:g}"
+        case PairMean():
+            return "preference pair"
         case _ as unreachable:
             assert_never(unreachable)
 
@@ -144,6 +158,8 @@ def length_rule(reduction: Reduction) -> str:
             return "by the tokens of each trajectory"
         case ConstantNormalizer(tokens=tokens):
             return f"none: every token weighs the same, divided by the constant {tokens:g}"
+        case PairMean():
+            return "none: the log-probabilities of a side are added up, long sides count more"
         case _ as unreachable:
             assert_never(unreachable)
 

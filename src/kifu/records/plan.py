@@ -52,6 +52,16 @@ class ValueTarget:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """Consecutive tokens of one tape that the environment wrote and the policy is taught to predict."""
+
+    tape: int
+    start: int
+    stop: int
+    weight: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRow:
     """The part of one trajectory in one optimizer step."""
 
@@ -67,6 +77,9 @@ class PlanRow:
     present: tuple[float, ...] = ()
     """Logprobs of the trained tokens under the weights the step starts from, in the order of the runs, where the ratio
     is taken over these; empty where it is taken over the recorded ones."""
+    pair: int | None = None
+    """Number of its preference pair in the step; the side whose advantages are above 0 is the preferred one."""
+    observed: tuple[Observed, ...] = ()
     times_used: int = 1
     """How often the trajectory has been used when this step is over."""
 
@@ -212,6 +225,8 @@ def _row_json(row: PlanRow) -> dict[str, Any]:
         ],
         "reference": [float(value) for value in row.reference],
         "present": [float(value) for value in row.present],
+        "pair": row.pair,
+        "observed": [[run.tape, run.start, run.stop, float(run.weight)] for run in row.observed],
         "times_used": row.times_used,
     }
 
@@ -231,5 +246,10 @@ def _row(value: Mapping[str, Any]) -> PlanRow:
         ),
         reference=tuple(value["reference"]),
         present=tuple(value.get("present", ())),
+        pair=value.get("pair"),
+        observed=tuple(
+            Observed(tape=tape, start=start, stop=stop, weight=weight)
+            for tape, start, stop, weight in value.get("observed", ())
+        ),
         times_used=value["times_used"],
     )

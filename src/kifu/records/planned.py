@@ -80,6 +80,15 @@ def _differences(row: PlanRow, trajectory: Trajectory | None) -> Iterator[str]:
         outside = [at for at in range(run.start, run.stop) if at not in trainable]
         if outside:
             yield f"position {outside[0]} of tape {run.tape} was trained, but nobody sampled or demonstrated it"
+    yield from _observed_differences(row, trajectory)
+
+
+def _observed_differences(row: PlanRow, trajectory: Trajectory) -> Iterator[str]:
+    for run in row.observed:
+        seen = _trainable(trajectory, run.tape, (Origin.ENVIRONMENT,))
+        outside = [at for at in range(run.start, run.stop) if at not in seen]
+        if outside:
+            yield f"position {outside[0]} of tape {run.tape} was predicted, but the environment did not write it"
 
 
 def _trainable(trajectory: Trajectory, tape: int, origins: tuple[Origin, ...], *, inherited: bool = True) -> set[int]:

@@ -212,6 +212,7 @@ class _Poisoned:
                 sequence_N=_filled(sequence_N, count),
                 entropy_N=None if terms.entropy_N is None else widened(terms.entropy_N),
                 reference_logp_N=None if terms.reference_logp_N is None else widened(terms.reference_logp_N),
+                pair_N=None if terms.pair_N is None else _filled(terms.pair_N, count),
             )
         )
 
@@ -230,6 +231,7 @@ def check_order(bench: _Bench) -> str:
 def check_splits(bench: _Bench) -> str:
     """Micro-batches and ranks add up: every denominator is that of the whole update."""
     longest = max(int(row.token_ids.size) for row in bench.rows)
+    longest *= 1 if bench.rows[0].pair is None else 2  # both sides of a pair stand in one micro-batch
     packings: dict[str, list[PackedBatch]] = {
         f"{layout}, at most {limit} nodes": pack_rows(bench.rows, max_nodes=limit, layout=layout, cost=_SHARED)
         for layout in ("tree", "rows")
@@ -239,12 +241,17 @@ def check_splits(bench: _Bench) -> str:
         packings[f"{ranks} ranks"] = [
             batch
             for rank in range(ranks)
-            for batch in pack_rows(bench.rows[rank::ranks], max_nodes=2 * longest, layout="rows")
+            for batch in pack_rows(_of_rank(bench.rows, rank, ranks), max_nodes=2 * longest, layout="rows")
         ]
     worst = max(
         bench.same(gradient(batches, bench.objective, bench.policy), what) for what, batches in packings.items()
     )
     return f"{len(packings)} splits give one gradient, largest relative difference {worst:.1e}"
+
+
+def _of_rank(rows: Sequence[Row], rank: int, ranks: int) -> list[Row]:
+    """Rows of one rank; a pair goes to one."""
+    return [row for at, row in enumerate(rows) if (at if row.pair is None else row.pair) % ranks == rank]
 
 
 def check_silence(bench: _Bench) -> str:

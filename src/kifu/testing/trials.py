@@ -184,6 +184,8 @@ def _facts(random: np.random.Generator, turn: int, measured: dict[str, Doubles],
         gold_logprob=-float(random.uniform(0.1, 3.0)),
         hindsight_logprob=-float(random.uniform(0.1, 3.0)),
         rewards={"check": float(random.integers(2))},
+        tool=(tool := "look" if turn == 0 else f"tool{int(random.integers(2))}"),
+        action=tool,
         calls_tool=bool(random.uniform() < 0.8),
         is_void=bool(random.uniform() < 0.1),
         segment=turn // 2,
@@ -203,6 +205,8 @@ def _flat_facts(turn: int, measured: dict[str, Doubles], turns_N: Ids) -> TurnFa
         gold_logprob=-2.0,
         hindsight_logprob=-1.0,
         rewards={"check": 0.0},
+        tool="look",
+        action="look",
         logprobs_N=measured["behaviour"][here],
         reference_logprobs_N=measured["behaviour"][here],
         entropies_N=np.ones(int(here.sum())),
@@ -235,6 +239,7 @@ def rows_of(
         for group, told in zip(groups, update.groups, strict=True)
         if told.members
         for trial, one in zip(group, told.members, strict=True)
+        if one.weights_N.any() or not one.weights_N.size  # as the loop does, which makes no row of a masked trajectory
     ]
 
 
@@ -260,6 +265,7 @@ def _row(trial: Trial, one: Credited, over: Denominators, *, behaviour: Tabular 
         value_targets=targets_K,
         old_values=None if targets_K is None else trial.episode.values_K,
         value_weights=None if targets_K is None else np.array(weights_K),
+        pair=one.credit.pair,
     )
 
 
@@ -278,6 +284,7 @@ def terms_of(batch: PackedBatch, logits_VV: Tensor, values_V: Tensor, *, needs_e
         sequence_N=torch.from_numpy(found.sequences.astype(np.int64)),
         entropy_N=-(rows_NV.exp() * rows_NV).sum(-1) if needs_entropy else None,
         reference_logp_N=None if found.reference_logprobs is None else _number(found.reference_logprobs),
+        pair_N=None if found.pairs is None else torch.from_numpy(found.pairs.astype(np.int64)),
         values=None
         if values is None
         else ValueTerms(

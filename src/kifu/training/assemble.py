@@ -14,8 +14,8 @@ from kifu.algorithms import Algorithm, TurnCredit
 from kifu.batching import Doubles, Row
 from kifu.credit.episode import Episode
 from kifu.credit.reading import Exclusion, RewardRules, read_episode, trained_origin
-from kifu.records import Group, Ints, Purpose, Span, Support, Trajectory, as_floats, as_ints
-from kifu.records.checks import pre_update_check
+from kifu.records import Group, Ints, Origin, Purpose, Span, Support, Trajectory, as_floats, as_ints
+from kifu.records.checks import placed_spans, pre_update_check
 from kifu.records.ledger import Bucket
 from kifu.training.borrowed import Borrowed, Scored
 from kifu.training.crediting import Credited, Denominators, Member, credit_groups
@@ -59,6 +59,7 @@ def assemble(
     max_age: int,
     borrowed: Borrowed | None = None,
     scored: Scored | None = None,
+    observes: bool = False,
 ) -> Assembled:
     """Decide the bucket of every trajectory and build the rows of those that are trained.
 
@@ -70,6 +71,7 @@ def assemble(
         max_age: how many versions behind a token may have been sampled.
         borrowed: which of the members are records from elsewhere, and whose places they take.
         scored: logprobs that were computed for this update.
+        observes: whether tokens of the environment on trained tapes are predicted as well.
     """
     borrowed, scored = borrowed or Borrowed(), scored or Scored()
     buckets: dict[str, Bucket] = {}
@@ -96,6 +98,10 @@ def assemble(
                 times[member.id] = group.members[at].credit.copies
             elif group.is_informative:
                 why[member.id] = "the selection of groups left its group out"
+    denominators = update.denominators
+    if observes:
+        members_by_id = {member.id: member for members in usable for member, _ in members}
+        rows, denominators = _observing(rows, trajectories=members_by_id, over=denominators, times=times)
     for member in borrowed.set_aside:
         alone = Group(task=member.task, members=(member,))
         if usable_members(alone, rules=rules, oldest=oldest, buckets=buckets, why=why):
@@ -105,7 +111,7 @@ def assemble(
         rows=tuple(rows),
         buckets={name: bucket for name, bucket in buckets.items() if name not in borrowed.records},
         why=why,
-        denominators=update.denominators,
+        denominators=denominators,
         groups=len(groups),
         informative=sum(group.is_informative for group in update.groups),
         copies=tuple(group.copies for group in update.groups),
@@ -204,7 +210,39 @@ def _rows(trajectory: Trajectory, credited: Credited, *, over: Denominators, sco
             row = replace(row, reference_logprobs=reference_N[here])
         if present_N is not None:
             row = replace(row, behaviour_logprobs=present_N[here])
-        yield row
+        yield row if credited.credit.pair is None else replace(row, pair=credited.credit.pair)
+
+
+def _observing(
+    rows: Sequence[Row], *, trajectories: Mapping[str, Trajectory], over: Denominators, times: Mapping[str, int]
+) -> tuple[list[Row], Denominators]:
+    """Rows that also predict what the environment wrote on their tapes, each token weighing the same."""
+    positions = [_observed(trajectories[row.trajectory], row.tape) for row in rows]
+    total = sum(times[row.trajectory] * found.size for row, found in zip(rows, positions, strict=True))
+    made = [
+        replace(
+            row,
+            token_ids=as_ints(
+                trajectories[row.trajectory].tape_ids(row.tape)[: max(row.token_ids.size, found[-1] + 1)]
+            ),
+            observed_positions=found,
+            observed_weights=np.full(found.size, times[row.trajectory] / total),
+        )
+        if found.size
+        else row
+        for row, found in zip(rows, positions, strict=True)
+    ]
+    return made, replace(over, observed=total)
+
+
+def _observed(trajectory: Trajectory, tape: int) -> Ints:
+    """Positions of a tape's own tokens that the environment wrote; the first token of a sequence is left out."""
+    spans = (
+        item
+        for item in placed_spans(trajectory, origin=Origin.ENVIRONMENT)
+        if item.tape == tape and not trajectory.inherits(max(item.span.turn - 1, 0))  # the parent's answers are its own
+    )
+    return as_ints([at for item in spans for at in range(item.start, item.stop) if at > 0])
 
 
 def _row(

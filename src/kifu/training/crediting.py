@@ -47,6 +47,8 @@ class Denominators:
     tokens: int
     turns: int
     trajectories: int
+    observed: int = 0
+    """Tokens of the environment that are predicted, where the update does that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -94,7 +96,7 @@ def credit_groups(
     copies = copies_of_groups(algorithm.plan.selection, rewards=outcomes, seed=seed)
     pairs = [
         (member, replace(credit, copies=credit.copies * times))
-        for group, credits, times in zip(groups, found, copies, strict=True)
+        for group, credits, times in zip(groups, _numbered(found), copies, strict=True)
         if credits is not None and times > 0
         for member, credit in zip(group, credits, strict=True)
     ]
@@ -115,6 +117,22 @@ def credit_groups(
         ),
         denominators=denominators,
     )
+
+
+def _numbered(found: Sequence[list[TurnCredit] | None]) -> list[list[TurnCredit] | None]:
+    """Preference pairs numbered through the update instead of within their group."""
+    numbers: dict[tuple[int, int], int] = {}
+    return [
+        None
+        if credits is None
+        else [
+            credit
+            if credit.pair is None
+            else replace(credit, pair=numbers.setdefault((group, credit.pair), len(numbers)))
+            for credit in credits
+        ]
+        for group, credits in enumerate(found)
+    ]
 
 
 def token_advantages(credit: TurnCredit, turns_N: npt.NDArray[np.int64]) -> Doubles:
@@ -163,7 +181,13 @@ def _weighted(pairs: list[tuple[Member, TurnCredit]], reduction: Reduction) -> t
     turns_BN = [member.turns_N for member, _ in pairs]
     kept_BN = [_kept(credit, member.turns_N) for member, credit in pairs]
     copies_B = [credit.copies for _, credit in pairs]
-    weights_BN = token_weights(reduction, turns_BN=turns_BN, kept_BN=kept_BN, copies_B=copies_B)
+    weights_BN = token_weights(
+        reduction,
+        turns_BN=turns_BN,
+        kept_BN=kept_BN,
+        copies_B=copies_B,
+        pairs_B=[credit.pair for _, credit in pairs],
+    )
     trained_BN = [turns[kept] for turns, kept in zip(turns_BN, kept_BN, strict=True)]
     credited = [
         Credited(credit=credit, advantages_N=token_advantages(credit, member.turns_N), weights_N=weights_N)

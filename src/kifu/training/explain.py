@@ -290,6 +290,21 @@ def _terms(
         entropy_N=_tensor(columns["entropy"]),
         reference_logp_N=_tensor(columns["reference_logprob"]),
         values=_values(trained, over),
+        pair_N=_pairs(trained),
+    )
+
+
+def _pairs(trained: Sequence[tuple[Known, Credited]]) -> Tensor | None:
+    """``[N]`` preference pair of every token; those in none share a number that no pair has."""
+    numbers = [one.credit.pair for _, one in trained]
+    if all(number is None for number in numbers):
+        return None
+    last = max(number for number in numbers if number is not None) + 1
+    return torch.cat(
+        [
+            torch.full((item.turns_N.size,), last if number is None else number)
+            for (item, _), number in zip(trained, numbers, strict=True)
+        ]
     )
 
 

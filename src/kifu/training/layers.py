@@ -240,6 +240,8 @@ class UpdateLayer(Layer):
     group_size: int = Field(ge=1, le=10_000)
     optimizer: Optimizer
     clip_norm: float | None = Field(default=1.0, gt=0)
+    observation_loss: float | None = Field(default=None, gt=0)
+    """Coefficient of an auxiliary loss: predict the environment's tokens on trained tapes. None leaves it out."""
     warm_start: WarmStart = NoWarmStart()
     data: Data = FreshData()
     """What the updates after the warm start train on."""

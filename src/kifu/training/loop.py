@@ -12,7 +12,7 @@ from kifu.batching import PackedBatch, pack_rows
 from kifu.errors import AlteredError, InterruptedRun, NoSignalError
 from kifu.evaluation import judged_success
 from kifu.monitor import release_free_memory
-from kifu.objectives import merge_stats
+from kifu.objectives import WithObservations, merge_stats
 from kifu.policy import StepResult, Weights
 from kifu.records import Group, Trajectory
 from kifu.records.ledger import Bucket, Ledger
@@ -230,6 +230,7 @@ class Loop:
             max_age=self._bench.experiment.update.max_age,
             borrowed=supplied.borrowed,
             scored=supplied.scored,
+            observes=self._bench.experiment.update.observation_loss is not None,
         )
         batches = pack_rows(assembled.rows, layout=self._bench.engine.layout, max_nodes=self._bench.machine.max_nodes)
         digests = {name: self._store.digest(name) or content_digest(item) for name, item in trajectories.items()}
@@ -243,6 +244,8 @@ class Loop:
             uses=self._supply.uses,
         )
         objective = stage.algorithm.objective()
+        if (coefficient := self._bench.experiment.update.observation_loss) is not None:
+            objective = WithObservations(inner=objective, coefficient=coefficient)
         results, stats = [], []
         self._updating = True
         for update in range(epochs):

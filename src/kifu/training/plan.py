@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from kifu.batching import PackedBatch, Row
 from kifu.records import Floats, RolloutKey, Trajectory
 from kifu.records.ledger import Bucket, Ledger
-from kifu.records.plan import PlanLine, PlanRow, Run, ValueTarget, runs_of
+from kifu.records.plan import Observed, PlanLine, PlanRow, Run, ValueTarget, runs_of
 from kifu.training.assemble import Assembled
 
 
@@ -58,6 +58,8 @@ def plan_line(
                 present=tuple(value for row in rows for value in row.behaviour_logprobs.tolist())
                 if name in assembled.rescored
                 else (),
+                pair=rows[0].pair,
+                observed=tuple(run for row in rows for run in _observed(row)),
                 times_used=(uses or {}).get(name, 0) + (update + 1) * assembled.times.get(name, 1),
             )
             for name, rows in by_id.items()
@@ -66,6 +68,7 @@ def plan_line(
             "tokens": float(assembled.denominators.tokens),
             "turns": float(assembled.denominators.turns),
             "trajectories": float(assembled.denominators.trajectories),
+            **({"observed": float(observed)} if (observed := assembled.denominators.observed) else {}),
         },
         buckets=buckets,
         replaced=assembled.borrowed.replaced,
@@ -103,6 +106,19 @@ def runs_of_row(row: Row) -> tuple[Run, ...]:
         row.tape,
         zip(row.positions.tolist(), row.advantages.tolist(), row.weights.tolist(), strict=True),
     )
+
+
+def _observed(row: Row) -> tuple[Observed, ...]:
+    if row.observed_positions is None or row.observed_weights is None:
+        return ()
+    found = runs_of(
+        row.tape,
+        (
+            (at, 0.0, weight)
+            for at, weight in zip(row.observed_positions.tolist(), row.observed_weights.tolist(), strict=True)
+        ),
+    )
+    return tuple(Observed(tape=run.tape, start=run.start, stop=run.stop, weight=run.weight) for run in found)
 
 
 def _listed(values: Floats | None) -> list[float]:

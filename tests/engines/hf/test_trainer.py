@@ -1,6 +1,7 @@
 """Gradient truth: against plain transformers, sequence by sequence, with the loss written out."""
 
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -8,14 +9,14 @@ import numpy.typing as npt
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from kifu.batching import Layout, Row, pack_rows
 from kifu.engines.hf import HfTrainer
 from kifu.errors import ModelError, UsageError
 from kifu.models import ModelFolder
-from kifu.objectives import ClippedRatio, EntropyBonus, Objective, PolicyObjective, TokenRatio
-from kifu.policy import AdamW, Engine, LoraWeights, WeightsSpec
+from kifu.objectives import ClippedRatio, EntropyBonus, Objective, PolicyObjective, TokenRatio, WithObservations
+from kifu.policy import AdamW, Engine, FullWeights, LoraWeights, WeightsSpec
 from kifu.records import Sampling, Support, SupportKind, as_floats, as_ints
 from kifu.testing import TrainerCheck, check_trainer
 from kifu.testing.trainers import SHARE_ALWAYS, AnyTrainer
@@ -248,3 +249,115 @@ def test_bfloat16_publishes_round_the_masters(make: Make, tiny_model: ModelFolde
     for name, parameter in model.named_parameters():
         wanted = parameter.detach().bfloat16().view(torch.int16).numpy().view(np.uint16)
         np.testing.assert_array_equal(published.tensors[name], wanted)
+
+
+@pytest.mark.parametrize("layout", ["tree", "rows"])
+def test_observed_tokens_have_the_gradient_of_a_plain_likelihood(
+    make: Make, tiny_model: ModelFolder, layout: Layout
+) -> None:
+    """Over the whole vocabulary at temperature 1, whatever the sampled tokens' supports; prefixes shared or not."""
+    rows = [
+        replace(row, observed_positions=as_ints(np.flatnonzero(~row.mask)[1:]), observed_weights=np.full(count, 0.01))
+        for row in make_rows()
+        for count in [int((~row.mask).sum()) - 1]
+    ]
+    engine = make(sampler_dtype="float32")
+    silent = [replace(row, weights=np.zeros(row.positions.size)) for row in rows]
+    objective = WithObservations(inner=CLIPPED, coefficient=0.5)
+    for batch in pack_rows(silent, max_nodes=400, layout=layout):
+        engine.trainer.forward_backward(batch, objective)
+
+    plain = [
+        replace(
+            row,
+            positions=row.observed_positions,
+            temperatures=as_floats(np.ones(row.observed_positions.size)),
+            supports=(None,) * row.observed_positions.size,
+        )
+        for row in rows
+        if row.observed_positions is not None
+    ]
+    wanted = oracle_gradient(tiny_model, plain, lambda logp, row, at: -0.5 * 0.01 * logp)
+    assert relative(gradients(engine.trainer), wanted) < 1e-5
+
+
+class TestReference:
+    """Logprobs of a batch under held weights, without a gradient and without touching what is trained."""
+
+    @pytest.mark.parametrize("weights", [FullWeights(), LoraWeights(rank=4)])
+    @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+    def test_it_stays_where_it_was_while_training_goes_on(self, make: Make, weights: WeightsSpec, dtype: str) -> None:
+        engine = make(weights=weights, optimizer=AdamW(learning_rate=1e-2), trainer_dtype=dtype, sampler_dtype=dtype)
+        trainer = engine.trainer
+        assert isinstance(trainer, HfTrainer)
+        batches = pack_rows(make_rows(behaviour=-6.0), max_nodes=400)
+        trainer.hold(trainer.publish())
+        first = [trainer.logprobs(batch, reference=True) for batch in batches]
+        assert [part.tolist() for part in first] == [
+            trainer.logprobs(batch, reference=False).tolist() for batch in batches
+        ]
+
+        for _ in range(2):
+            for batch in batches:
+                trainer.forward_backward(batch, CLIPPED)
+            assert trainer.optim_step().applied
+
+        assert [trainer.logprobs(batch, reference=True).tolist() for batch in batches] == [
+            part.tolist() for part in first
+        ]
+        moved = [trainer.logprobs(batch, reference=False) for batch in batches]
+        assert max(float(np.abs(one - two).max()) for one, two in zip(moved, first, strict=True)) > 0.01
+
+    def test_scoring_under_it_leaves_weights_gradients_and_moments_alone(self, make: Make) -> None:
+        engine = make(optimizer=AdamW(learning_rate=1e-3))
+        trainer = engine.trainer
+        assert isinstance(trainer, HfTrainer)
+        batches = pack_rows(make_rows(), max_nodes=400)
+        trainer.hold(trainer.publish())
+        for batch in batches:
+            trainer.forward_backward(batch, CLIPPED)
+        trainer.optim_step()
+        for batch in batches:
+            trainer.forward_backward(batch, CLIPPED)
+        before, state = gradients(trainer), trainer.state()
+
+        trainer.logprobs(batches[0], reference=True)
+
+        assert relative(gradients(trainer), before) == 0.0
+        after = trainer.state()["weights"]
+        assert all(np.array_equal(after[name], array) for name, array in state["weights"].items())
+
+    def test_it_equals_plain_transformers(self, make: Make, plain: PreTrainedModel) -> None:
+        engine = make()
+        rows = make_rows()
+        trainer = engine.trainer
+        assert isinstance(trainer, HfTrainer)
+        trainer.hold(trainer.publish())
+        found = np.concatenate([trainer.logprobs(batch, reference=True) for batch in pack_rows(rows, max_nodes=400)])
+
+        wanted = []
+        for row in rows:
+            with torch.no_grad():
+                logits = plain(torch.from_numpy(row.token_ids.astype(np.int64))[None]).logits[0]
+            for at, position in enumerate(row.positions):
+                kept = torch.ones(logits.shape[-1], dtype=torch.bool)
+                support = row.supports[at]
+                if support is not None:
+                    kept[:] = support.kind is not SupportKind.IDS
+                    kept[torch.from_numpy(support.ids.astype(np.int64))] = support.kind is SupportKind.IDS
+                scores = (logits[position - 1] / float(row.temperatures[at])).masked_fill(~kept, -torch.inf)
+                wanted.append(float(scores.log_softmax(-1)[int(row.token_ids[position])]))
+        np.testing.assert_allclose(found, wanted, atol=2e-4)
+
+    def test_what_does_not_fit_or_is_not_there_is_told(self, make: Make) -> None:
+        full, adapted = make().trainer, make(weights=LoraWeights(rank=4)).trainer
+        assert isinstance(full, HfTrainer)
+        assert isinstance(adapted, HfTrainer)
+        [batch] = pack_rows(make_rows()[:1], max_nodes=400)
+        with pytest.raises(UsageError, match="no reference is held"):
+            full.logprobs(batch, reference=True)
+        with pytest.raises(UsageError, match="the reference is full weights, and here an adapter is trained"):
+            adapted.hold(full.publish())
+        weights = full.publish()
+        with pytest.raises(ModelError, match="1 names differ"):
+            full.hold(replace(weights, tensors=dict(list(weights.tensors.items())[1:])))

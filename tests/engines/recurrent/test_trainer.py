@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from kifu.batching import PackedBatch, Tree
+from kifu.batching import Observations, PackedBatch, Tree
 from kifu.engines import build_engine
 from kifu.errors import EngineFailure
 from kifu.objectives import Loss, Terms
@@ -300,3 +300,42 @@ def test_memory_is_learnt_by_the_gru_and_cannot_be_learnt_by_the_control(row: Li
 
     assert likelihood["gru"].min() > 0.95
     assert likelihood["feedforward"].mean() == pytest.approx(0.5, abs=1e-6)
+
+
+def test_the_reference_stays_while_the_policy_moves(make: Make, row: Line, packed: Pack) -> None:
+    engine = make(dtype="float64", scale=8.0)
+    trainer: Any = engine.trainer
+    batch = packed(_rows(row))
+    with pytest.raises(EngineFailure, match="no reference is held"):
+        trainer.logprobs(batch, reference=True)
+    trainer.hold(trainer.publish())
+    first = trainer.logprobs(batch, reference=True)
+    assert first.tolist() == trainer.logprobs(batch, reference=False).tolist()
+
+    trainer.forward_backward(batch, Everything())
+    assert trainer.optim_step().applied
+
+    assert trainer.logprobs(batch, reference=True).tolist() == first.tolist()
+    assert trainer.logprobs(batch, reference=False).tolist() != first.tolist()
+    expected = trainer.terms(batch, needs_entropy=False).logp_N.detach().numpy().astype(np.float32)
+    assert trainer.logprobs(batch, reference=False).tolist() == expected.tolist()
+
+
+def test_observed_tokens_are_predicted_over_the_whole_vocabulary(
+    make: Make, row: Line, packed: Pack, numpy_policy: Callable[..., Any]
+) -> None:
+    engine = make(dtype="float64")
+    policy, rows = numpy_policy(engine.trainer.publish().tensors), _rows(row)
+    trainer: Any = engine.trainer
+    batch = packed(rows)
+    nodes, token_ids = [0, 1], [3, 9]
+    seen = Observations(nodes=as_ints(nodes), token_ids=as_ints(token_ids), weights=np.array([0.5, 0.25]))
+
+    terms = trainer.terms(replace(batch, observations=seen), needs_entropy=False)
+
+    ids = batch.trees[0].token_ids.tolist()
+    expected = [
+        np.log(policy.distribution(ids[: at + 1], 1.0, None)[token]) for at, token in zip(nodes, token_ids, strict=True)
+    ]
+    np.testing.assert_allclose(terms.observed.logp_J.detach().numpy(), expected, atol=1e-9)
+    assert terms.observed.weight_J.tolist() == [0.5, 0.25]

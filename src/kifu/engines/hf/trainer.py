@@ -14,17 +14,18 @@ import torch
 from torch import Tensor
 from torch.utils import deterministic
 
-from kifu.batching import Occurrences, PackedBatch
+from kifu.batching import Observations, Occurrences, PackedBatch
 from kifu.engines.hf.forward import forest_hidden, tree_is_exact
 from kifu.engines.hf.loading import DTYPES, CausalModel
 from kifu.engines.hf.lora import adapter_tensors, add_adapter, refresh_adapter
 from kifu.engines.hf.masters import Masters
+from kifu.engines.hf.reference import Reference
 from kifu.engines.hf.threads import apart
 from kifu.engines.hf.weights import fill, to_weights
 from kifu.errors import ModelError, UsageError
-from kifu.objectives import Head, Objective, Optimizer, Terms, support_logprobs
+from kifu.objectives import Head, Objective, ObservedTerms, Optimizer, Terms, support_logprobs
 from kifu.policy import AdamW, LoraWeights, Machine, StepResult, Weights, WeightsSpec
-from kifu.records import Bools, unpack_bitmap
+from kifu.records import Bools, Floats, as_floats, unpack_bitmap
 
 NAMED = 4
 """Trajectories a message names."""
@@ -63,6 +64,7 @@ class HfTrainer:
         self._parameters = self._masters.parameters
         self._frozen_head = self._masters.rounded(model.head) if self._is_adapter else None
         self._optimizer = Optimizer(self._parameters, optimizer)
+        self._reference: Reference | None = None
         self._published = 0
         self._loss = 0.0
         self._trajectories: list[str] = []
@@ -100,16 +102,52 @@ class HfTrainer:
         hidden_MD = forest_hidden(self._model, batch.trees, unrolled=not self._shares(batch))
         nodes_N = torch.from_numpy(occurrences.nodes.astype(np.int64)).to(device)
         hidden_ND = hidden_MD.index_select(0, nodes_N).float()
+        weight_VD = self._masters.rounded(self._model.head) if self._frozen_head is None else self._frozen_head
         logp_N, entropy_N = support_logprobs(
             hidden_ND,
-            Head(weight_VD=self._masters.rounded(self._model.head) if self._frozen_head is None else self._frozen_head),
+            Head(weight_VD=weight_VD),
             token_N=torch.from_numpy(occurrences.token_ids.astype(np.int64)).to(device),
             temperature_N=torch.from_numpy(np.array(occurrences.temperatures)).to(device),
             supports=occurrences.supports,
-            bitmaps=self._unpacked(occurrences),
+            bitmaps=_unpacked(occurrences, self.bitmaps, vocabulary=self._model.vocabulary),
             needs_entropy=needs_entropy,
         )
-        return _terms(occurrences, logp_N, entropy_N)
+        found = _terms(occurrences, logp_N, entropy_N)
+        if batch.observations is None:
+            return found
+        return replace(found, observed=_observed(hidden_MD, weight_VD, batch.observations))
+
+    def hold(self, weights: Weights) -> None:
+        """Keep these weights, frozen, as the reference; those held before are let go.
+
+        Raises:
+            UsageError: an adapter for a model trained in full, or the reverse.
+            ModelError: names or shapes differ.
+        """
+        _check_kind(weights, is_adapter=self._is_adapter, what="the reference is")
+        trained, read = self._parameters, self._model.parameters()
+        parameters = adapter_tensors(trained) if self._is_adapter else {name: read[name] for name in trained}
+        self._reference = Reference(weights, parameters=parameters)
+
+    def logprobs(self, batch: PackedBatch, *, reference: bool) -> Floats:
+        """``[N]`` nats of every occurrence, under the held reference or under the present weights.
+
+        Raises:
+            UsageError: no reference is held.
+        """
+        if reference and self._reference is None:
+            raise UsageError("no reference is held; call `hold` with the weights to compare with")
+
+        def scored() -> Floats:
+            with torch.no_grad(), _deterministic():
+                return as_floats(self.terms(batch).logp_N.cpu().numpy())
+
+        def under_reference() -> Floats:
+            assert self._reference is not None
+            with self._reference.in_place(lambda: refresh_adapter(self._model) if self._is_adapter else None):
+                return scored()
+
+        return apart(under_reference if reference else scored)
 
     def optim_step(self) -> StepResult:
         """Clip, step, clear the gradients; nothing moves when loss or gradient is not finite."""
@@ -173,11 +211,7 @@ class HfTrainer:
             UsageError: an adapter for a model trained in full, or the reverse.
             ModelError: names or shapes differ.
         """
-        if weights.is_adapter != self._is_adapter:
-            raise UsageError(
-                f"the initial weights are {'an adapter' if weights.is_adapter else 'full weights'}, and here "
-                f"{'an adapter' if self._is_adapter else 'every parameter'} is trained; make policy.weights the same"
-            )
+        _check_kind(weights, is_adapter=self._is_adapter, what="the initial weights are")
         fill(adapter_tensors(self._parameters) if self._is_adapter else self._parameters, weights)
         self._refresh()
         self._published = weights.version
@@ -204,10 +238,18 @@ class HfTrainer:
         deepest = max((int(tree.depths.max()) for tree in batch.trees if tree.depths.size), default=0)
         return self.tree_exact and not (isinstance(window, int) and deepest >= window)
 
-    def _unpacked(self, occurrences: Occurrences) -> dict[str, Bools]:
-        digests = {support.mask for support in occurrences.supports if support is not None and support.mask}
-        vocabulary = self._model.vocabulary
-        return {digest: unpack_bitmap(self.bitmaps[digest], vocabulary) for digest in digests if digest in self.bitmaps}
+
+def _check_kind(weights: Weights, *, is_adapter: bool, what: str) -> None:
+    if weights.is_adapter != is_adapter:
+        raise UsageError(
+            f"{what} {'an adapter' if weights.is_adapter else 'full weights'}, and here "
+            f"{'an adapter' if is_adapter else 'every parameter'} is trained; make policy.weights the same"
+        )
+
+
+def _unpacked(occurrences: Occurrences, bitmaps: Mapping[str, bytes], *, vocabulary: int) -> dict[str, Bools]:
+    digests = {support.mask for support in occurrences.supports if support is not None and support.mask}
+    return {digest: unpack_bitmap(bitmaps[digest], vocabulary) for digest in digests if digest in bitmaps}
 
 
 def _terms(occurrences: Occurrences, logp_N: Tensor, entropy_N: Tensor | None) -> Terms:
@@ -227,7 +269,22 @@ def _terms(occurrences: Occurrences, logp_N: Tensor, entropy_N: Tensor | None) -
         sequence_N=numbered(occurrences.sequences),
         entropy_N=entropy_N,
         reference_logp_N=None if reference is None else moved(reference),
+        pair_N=None if occurrences.pairs is None else numbered(occurrences.pairs),
     )
+
+
+def _observed(hidden_MD: Tensor, weight_VD: Tensor, seen: Observations) -> ObservedTerms:
+    """Tokens of the environment, over the whole vocabulary at temperature 1."""
+    nodes_J, token_J = (torch.from_numpy(array.astype(np.int64)) for array in (seen.nodes, seen.token_ids))
+    device = hidden_MD.device
+    logp_J, _ = support_logprobs(
+        hidden_MD.index_select(0, nodes_J.to(device)).float(),
+        Head(weight_VD=weight_VD),
+        token_N=token_J.to(device),
+        temperature_N=torch.ones(token_J.shape, device=device),
+        supports=(None,) * seen.token_ids.size,
+    )
+    return ObservedTerms(logp_J=logp_J, weight_J=torch.from_numpy(seen.weights).to(device=device, dtype=logp_J.dtype))
 
 
 @contextmanager

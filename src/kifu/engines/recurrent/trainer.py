@@ -13,12 +13,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from kifu.batching import PackedBatch, ValueTargets
+from kifu.batching import Observations, PackedBatch, ValueTargets
 from kifu.engines.recurrent.model import ActorCritic
 from kifu.engines.recurrent.threads import one_thread
 from kifu.engines.recurrent.weights import load_tensors, load_weights, read_tensors
 from kifu.errors import EngineFailure
-from kifu.objectives import Head, Objective, Optimizer, Terms, ValueTerms, support_logprobs
+from kifu.objectives import Head, Objective, ObservedTerms, Optimizer, Terms, ValueTerms, support_logprobs
 from kifu.policy import AdamW, StepResult, Weights
 from kifu.records import Floats, as_floats
 
@@ -139,6 +139,8 @@ class RecurrentTrainer:
             sequence_N=_index(found.sequences),
             entropy_N=forward.entropy_N,
             reference_logp_N=None if reference is None else _number(reference, dtype),
+            pair_N=None if found.pairs is None else _index(found.pairs),
+            observed=None if batch.observations is None else self._observed(forward.state_MH, rows, batch.observations),
             values=None if batch.values is None else self._values(forward.state_MH, rows, batch.values),
         )
 
@@ -168,6 +170,17 @@ class RecurrentTrainer:
             old_value_K=_number(targets.old_values, dtype),
             weight_K=_number(targets.weights, dtype),
         )
+
+    def _observed(self, state_MH: Tensor, rows: Rows, seen: Observations) -> ObservedTerms:
+        logp_J, _ = support_logprobs(
+            state_MH[_index(rows.places_M[seen.nodes])],
+            Head(weight_VD=self.model.policy.weight, bias_V=self.model.policy.bias),
+            token_N=_index(seen.token_ids),
+            temperature_N=torch.ones(seen.token_ids.size, dtype=state_MH.dtype),
+            supports=(None,) * seen.token_ids.size,
+            chunk=4096,
+        )
+        return ObservedTerms(logp_J=logp_J, weight_J=_number(seen.weights, state_MH.dtype))
 
     def _check_ids(self, tokens_M: npt.NDArray[np.int32]) -> None:
         size = self.model.embedding.shape[0]
