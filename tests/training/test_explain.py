@@ -204,3 +204,26 @@ def test_clips_are_found_among_many_tokens_whatever_padding_holds() -> None:
     expected = [gap > np.log(1.2) and at % 7 != 0 for at, gap in enumerate(gaps.tolist())]
     assert found.tolist() == expected
     assert 0 < sum(expected) < 101
+
+
+def test_a_preference_is_shared_by_both_sides_of_its_pair_and_masks_whoever_is_in_none() -> None:
+    """- log sigma(0.1 (margin over the reference)), the margin written out; its two sides weigh the same."""
+    logps, references = [[-2.0, -1.0], [-4.0], [-3.0]], [[-2.5, -1.0], [-3.0], [-3.0]]
+    items = [
+        replace(
+            known(0, reward),
+            id=f"T{at}",
+            episode=Episode(rewards_K=np.array([reward]), terminated=True, id=f"T{at}", outcome=reward),
+            turns_N=np.zeros(len(logps[at]), dtype=np.int64),
+            columns={"logprob": logps[at], "reference_logprob": references[at]},
+        )
+        for at, reward in enumerate([1.0, 0.0, 0.5])
+    ]
+
+    found = told(build_algorithm("dpo"), *items)
+
+    margin = (-3.0 + 3.5) - (-4.0 + 3.0)
+    assert found.loss == pytest.approx(np.log1p(exp(-0.1 * margin)))
+    shares = [member.losses_N for member in found.groups[0]]
+    assert sum(float(share.sum()) for share in shares if share is not None) == pytest.approx(found.loss)
+    assert [member.filtered for member in found.groups[0]] == [None, None, "every token is masked"]

@@ -145,7 +145,7 @@ def _trial(
     reference_N, _ = policies[1].logprobs(token_ids, positions_N)
     measured = {"behaviour": behaviour_N, "entropies": entropies_N, "reference": reference_N}
     facts = [
-        _flat_facts(turn, measured, turns_N) if flat else _facts(random, turn, measured, turns_N)
+        _flat_facts(turn, measured, turns_N) if flat else _facts(random, turn, measured=measured, turns_N=turns_N)
         for turn in range(count)
     ]
     if parent is not None and branch_at:
@@ -175,7 +175,7 @@ def _trial(
     )
 
 
-def _facts(random: np.random.Generator, turn: int, measured: dict[str, Doubles], turns_N: Ids) -> TurnFacts:
+def _facts(random: np.random.Generator, turn: int, *, measured: dict[str, Doubles], turns_N: Ids) -> TurnFacts:
     here = turns_N == turn
     return TurnFacts(
         num_tokens=int(here.sum()),
