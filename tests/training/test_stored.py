@@ -7,15 +7,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from kifu.errors import ExperimentError
+from kifu.errors import ExperimentError, InterruptedRun
 from kifu.records import Group, Purpose, TaskRef, Trajectory
 from kifu.records.audit import audit_run
 from kifu.records.plan import read_plan
 from kifu.records.reader import RunReader
 from kifu.training.auditing import audit
 from kifu.training.experiment import Loaded
+from kifu.training.layers import RewardModel
+from kifu.training.observe import Observer
+from kifu.training.reward_model import fit_reward_model
 from kifu.training.run import resume, train
 from kifu.training.stored import StoredGroups
 
@@ -274,3 +278,66 @@ class TestPreferences:
         assert {sum(1 for part in row.runs if part.weight) for row in rows} == {1}
         assert metrics(run)[0]["objective/pairs"] > 0
         assert audit_run(run).problems == ()
+
+
+class TestRewardModel:
+    """RLHF in small: a reward model from stored preferences, PPO on it, the verdict only looked at."""
+
+    SETTING = ("environment.on_truncation=terminal", "update.prompts_per_step=8", "update.steps=4")
+
+    def recipe(self, load: Load, source: Path, *overrides: str) -> Loaded:
+        model = f"{{ runs = ['{source}'], steps = 60, hidden = 16 }}"
+        return load(f"credit={{ algorithm = 'rlhf_ppo', reward_model = {model} }}", *self.SETTING, *overrides)
+
+    def test_the_policy_is_paid_by_the_model_and_the_plan_says_how_much(
+        self, load: Load, source: Path, tmp_path: Path
+    ) -> None:
+        run = tmp_path / "run"
+        train(self.recipe(load, source), out=run, quiet=True, seed=1)
+
+        facts = json.loads((run / "run.json").read_text())["reward_model"]
+        assert facts["pairs"] > 2
+        assert facts["accuracy"] is None or facts["accuracy"] >= 0.5
+        rows = [row for line in read_plan(run) for row in line.rows]
+        known = {item.id: item for item in RunReader(run).trajectories()}
+        assert all(row.model_score is not None and len(row.reference) == row.tokens for row in rows)
+        by_verdict = {
+            reward: [row.model_score or 0.0 for row in rows if known[row.trajectory].reward == reward]
+            for reward in (0.0, 1.0)
+        }
+        assert by_verdict[0.0]
+        if by_verdict[1.0]:
+            assert np.mean(by_verdict[1.0]) > np.mean(by_verdict[0.0])
+        report = audit(run)
+        assert (report.problems, report.ledger_closed) == ((), True)
+
+    def test_an_interrupted_run_fits_the_same_model(
+        self, load: Load, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        train(self.recipe(load, source), out=tmp_path / "one", quiet=True, seed=1)
+        inner = Observer.end
+
+        def stop(observer: Observer, seen: Any) -> None:  # noqa: ANN401 (passed on)
+            inner(observer, seen)
+            if seen.step == 2:
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr(Observer, "end", stop)
+        with pytest.raises((KeyboardInterrupt, InterruptedRun)):
+            train(self.recipe(load, source), out=tmp_path / "two", quiet=True, seed=1)
+        monkeypatch.setattr(Observer, "end", inner)
+        resume(tmp_path / "two", quiet=True)
+
+        assert [line.rows for line in read_plan(tmp_path / "two")] == [
+            line.rows for line in read_plan(tmp_path / "one")
+        ]
+
+    def test_records_that_prefer_nothing_and_methods_that_do_not_look_are_refused(
+        self, load: Load, source: Path, tmp_path: Path
+    ) -> None:
+        with pytest.raises(ExperimentError, match=r"does not look at credit\.reward_model"):
+            train(self.recipe(load, source, "credit.algorithm=ppo"), out=tmp_path / "run", quiet=True)
+        with pytest.raises(ExperimentError, match="learns from a reward model; name the runs"):
+            train(load("credit={ algorithm = 'rlhf_ppo' }", *self.SETTING), out=tmp_path / "run", quiet=True)
+        with pytest.raises(ExperimentError, match="nothing is preferred to anything"):
+            fit_reward_model([], RewardModel(runs=("x",)), seed=0)

@@ -49,6 +49,7 @@ from kifu.algorithms.ppo import Ppo
 from kifu.algorithms.reinforce import Reinforce
 from kifu.algorithms.reinforce_pp import ReinforcePlusPlus
 from kifu.algorithms.rft import Rft
+from kifu.algorithms.rlhf_ppo import RlhfPpo
 from kifu.algorithms.rloo import Rloo
 from kifu.algorithms.sao import Sao
 from kifu.algorithms.sft import Sft
@@ -90,6 +91,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "reinforce": Reinforce,
     "reinforce_pp": ReinforcePlusPlus,
     "rft": Rft,
+    "rlhf_ppo": RlhfPpo,
     "rloo": Rloo,
     "sao": Sao,
     "sft": Sft,

@@ -168,6 +168,8 @@ class Plan:
     """Where the trajectories come from."""
     needs_reference: bool = False
     """Whether logprobs under the weights the method began with are computed for every trained token."""
+    needs_reward_model: bool = False
+    """Whether every attempt is scored by a model fitted to preferences before the run."""
 
 
 def options_of(algorithm: Algorithm) -> dict[str, object]:

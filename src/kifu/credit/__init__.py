@@ -48,6 +48,7 @@ from kifu.credit.local import component_reward, gated_future
 from kifu.credit.offline import returns_over_state, returns_over_task
 from kifu.credit.pairs import WrongTurn, hardest_wrong_turn, preference_pairs
 from kifu.credit.returns import discounted_returns, discounted_sum, macro_reward, macro_value
+from kifu.credit.rlhf import anchored_rewards
 from kifu.credit.semantic import SemanticDistribution, enumerate_strings, semantic_distribution
 from kifu.credit.shaping import check_shaping, shaping_rewards
 from kifu.credit.sources import (
@@ -85,6 +86,7 @@ __all__ = [
     "WrongTurn",
     "allocate_prefixes",
     "allocate_roots",
+    "anchored_rewards",
     "backed_up_success",
     "bilevel_gae",
     "centred",

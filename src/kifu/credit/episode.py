@@ -80,6 +80,8 @@ class Episode:
     tree: str = ""
     """Equal for trajectories that branched from one root."""
     branch: BranchPoint | None = None
+    model_score: float | None = None
+    """What a learned reward model says of the whole attempt, as computed for the update."""
     final_gold_logprob: float | None = None
     """As `TurnFacts.gold_logprob`, after the last turn."""
 

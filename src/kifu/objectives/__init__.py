@@ -30,6 +30,15 @@ from kifu.objectives.reductions import (
     unit_of,
     weight_by,
 )
+from kifu.objectives.reward_model import (
+    Fitting,
+    SequenceScorer,
+    bradley_terry_loss,
+    fit_labels,
+    fit_preferences,
+    preference_accuracy,
+    soft_label_loss,
+)
 from kifu.objectives.sampling import LogDistribution, log_distribution, support_of
 from kifu.objectives.stats import merge_stats
 from kifu.objectives.surrogate import (
@@ -56,6 +65,7 @@ __all__ = [
     "ConstantNormalizer",
     "EntropyBonus",
     "Estimator",
+    "Fitting",
     "Head",
     "ImportanceRatio",
     "KlPenalty",
@@ -73,6 +83,7 @@ __all__ = [
     "Reduction",
     "ScoreFunction",
     "SequenceRatio",
+    "SequenceScorer",
     "Surrogate",
     "Terms",
     "TokenMean",
@@ -84,12 +95,15 @@ __all__ = [
     "ValueTerms",
     "WeightedLikelihood",
     "WithObservations",
+    "bradley_terry_loss",
     "capped_surrogate",
     "clipped_surrogate",
     "entropy_bonus",
     "entropy_of",
     "exponential_weights",
     "extreme_rule",
+    "fit_labels",
+    "fit_preferences",
     "gradient_norm",
     "importance_surrogate",
     "kl_estimate",
@@ -102,7 +116,9 @@ __all__ = [
     "merge_stats",
     "negative_log_likelihood",
     "policy_gradient",
+    "preference_accuracy",
     "segment_log_ratio",
+    "soft_label_loss",
     "support_logprobs",
     "support_of",
     "token_weights",

@@ -71,6 +71,8 @@ class PlanRow:
     reward: float | None
     """Task reward the credit was computed from; None is absent, e.g. for demonstrations."""
     runs: tuple[Run, ...]
+    model_score: float | None = None
+    """What a learned reward model said of it, where the credit was computed from that."""
     values: tuple[ValueTarget, ...] = ()
     reference: tuple[float, ...] = ()
     """Logprobs of the trained tokens under a frozen reference, in the order of the runs; empty without one."""
@@ -226,6 +228,7 @@ def _row_json(row: PlanRow) -> dict[str, Any]:
         "reference": [float(value) for value in row.reference],
         "present": [float(value) for value in row.present],
         "pair": row.pair,
+        "model_score": row.model_score,
         "observed": [[run.tape, run.start, run.stop, float(run.weight)] for run in row.observed],
         "times_used": row.times_used,
     }
@@ -247,6 +250,7 @@ def _row(value: Mapping[str, Any]) -> PlanRow:
         reference=tuple(value["reference"]),
         present=tuple(value.get("present", ())),
         pair=value.get("pair"),
+        model_score=value.get("model_score"),
         observed=tuple(
             Observed(tape=tape, start=start, stop=stop, weight=weight)
             for tape, start, stop, weight in value.get("observed", ())

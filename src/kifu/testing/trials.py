@@ -161,6 +161,7 @@ def _trial(
             durations_K=np.ones(count) if flat else random.choice([1.0, 2.0], count),
             id=name,
             outcome=reward,
+            model_score=reward,
             success=reward > 0,
             turns=tuple(facts),
             tree=name if parent is None else parent.episode.tree,

@@ -46,6 +46,8 @@ class Assembled:
     """Trained trajectory to how often it stands in the update, copies of its group included."""
     borrowed: Borrowed = field(default_factory=Borrowed)
     """Records that are trained beside the step's own; no bucket of this step is theirs."""
+    model_scores: Mapping[str, float] = field(default_factory=dict)
+    """What a learned reward model said of the attempts, by id."""
     rescored: frozenset[str] = frozenset()
     """Trajectories whose ratio is taken over logprobs of the weights that begin the step."""
 
@@ -117,6 +119,7 @@ def assemble(
         copies=tuple(group.copies for group in update.groups),
         times=times,
         borrowed=borrowed,
+        model_scores=scored.model,
         rescored=frozenset(scored.present) & {row.trajectory for row in rows},
     )
 
@@ -175,6 +178,7 @@ def _credited_as(trajectory: Trajectory, episode: Episode, scored: Scored) -> Me
     """A member with the facts that were computed for this update."""
     turns_N = trained_turns(trajectory)
     reference_N = scored.reference.get(trajectory.id)
+    episode = replace(episode, model_score=scored.model.get(trajectory.id))
     if reference_N is not None:
         wide_N = reference_N.astype(np.float64)
         facts = tuple(

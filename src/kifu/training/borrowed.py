@@ -23,9 +23,11 @@ class Borrowed:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Scored:
-    """Logprobs of trained tokens under weights that did not sample them, nats."""
+    """What was computed for an update: logprobs of trained tokens under other weights (nats), scores of attempts."""
 
     reference: Mapping[str, Floats] = field(default_factory=dict)
     """``[N]`` by trajectory, under the frozen reference."""
+    model: Mapping[str, float] = field(default_factory=dict)
+    """Score of a learned reward model, by trajectory."""
     present: Mapping[str, Floats] = field(default_factory=dict)
     """``[N]`` by trajectory, under the weights that begin the step; the ratio is taken over these."""

@@ -123,7 +123,7 @@ def freeze(
         "environment": _environment(experiment, environment, tasks_digest=tasks_digest, libraries=libraries or {}),
         "policy": _policy(experiment, identity, tools),
         "record": _record(experiment),
-        "credit": _credit(experiment, algorithm_id, algorithm),
+        "credit": _credit(experiment, algorithm_id, algorithm, stored=stored),
         "update": _update(experiment, algorithm, stored),
         "evaluation": _evaluation(experiment),
     }
@@ -191,8 +191,12 @@ def _record(experiment: Experiment) -> dict[str, Any]:
     }
 
 
-def _credit(experiment: Experiment, algorithm_id: str, algorithm: Algorithm) -> dict[str, Any]:
+def _credit(
+    experiment: Experiment, algorithm_id: str, algorithm: Algorithm, *, stored: Sequence[str]
+) -> dict[str, Any]:
     layer = experiment.credit.model_dump(mode="json")
+    if layer["reward_model"] is not None:
+        layer["reward_model"]["runs"] = list(stored)
     return {
         **layer,
         "algorithm": algorithm_id,
@@ -207,7 +211,7 @@ def _credit(experiment: Experiment, algorithm_id: str, algorithm: Algorithm) -> 
 
 def _update(experiment: Experiment, algorithm: Algorithm, stored: Sequence[str]) -> dict[str, Any]:
     layer = experiment.update.model_dump(mode="json")
-    if stored:
+    if "runs" in layer["data"]:
         layer["data"]["runs"] = list(stored)
     return {
         **layer,

@@ -153,6 +153,22 @@ class PotentialShaping(Layer):
 Shaping = Annotated[NoShaping | PotentialShaping, Field(discriminator="type")]
 
 
+class RewardModel(Layer):
+    """A small model of what is preferred, fitted to pairs of stored attempts before the first step."""
+
+    runs: tuple[str, ...] = Field(min_length=1)
+    """Run folders, as in ``update.data``."""
+    hidden: int = Field(default=32, ge=1)
+    steps: int = Field(default=200, ge=1)
+    batch: int = Field(default=32, ge=1)
+    learning_rate: float = Field(default=1e-2, gt=0)
+
+    @field_validator("runs", mode="before")
+    @classmethod
+    def _listed(cls, value: object) -> object:
+        return tuple(value) if isinstance(value, list) else value
+
+
 class CreditLayer(Layer):
     """Layer 4: reward and credit."""
 
@@ -163,6 +179,8 @@ class CreditLayer(Layer):
     components: dict[str, float] = {}
     """Weight of each step component of the environment; one that is not named is not paid."""
     shaping: Shaping = NoShaping()
+    reward_model: RewardModel | None = None
+    """For methods that learn from a learned reward."""
 
 
 Decay = Annotated[float, Field(ge=0, lt=1)]

@@ -222,6 +222,7 @@ class Loop:
         step, version = self.progress.step, self.progress.version
         supplied = self._supply.give(stage, groups, step=step, version=version)
         trajectories = {**trajectories, **supplied.borrowed.records}
+        self._observer.reward_model = self._supply.reward_model_facts
         assembled = assemble(
             supplied.groups,
             algorithm=stage.algorithm,

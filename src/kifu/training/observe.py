@@ -68,6 +68,8 @@ class Observer:
         self._counted: Mapping[str, int] = {}
         self.evaluations: list[EvaluationSummary] = []
         """In order; the first before any update."""
+        self.reward_model: Mapping[str, float | None] = {}
+        """How the run's reward model was fitted, where it has one."""
         self.coverage: dict[int, Coverage] = {}
         """By version, where the run learns from records of others."""
 

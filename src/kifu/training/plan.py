@@ -59,6 +59,7 @@ def plan_line(
                 if name in assembled.rescored
                 else (),
                 pair=rows[0].pair,
+                model_score=assembled.model_scores.get(name),
                 observed=tuple(run for row in rows for run in _observed(row)),
                 times_used=(uses or {}).get(name, 0) + (update + 1) * assembled.times.get(name, 1),
             )

@@ -27,7 +27,7 @@ from kifu.training.experiment import Loaded
 from kifu.training.freeze import Identity, Protocol, freeze
 from kifu.training.layers import Demonstrations, Experiment, HfPolicy, Lora, Optimizer, RecurrentPolicy, Stored
 from kifu.training.machine import resolve_machine
-from kifu.training.stored import stored_heads
+from kifu.training.stored import stored_heads, stored_layer
 from kifu.training.tasks import (
     GeneratedTasks,
     ListedTasks,
@@ -218,8 +218,8 @@ def _contexts(experiment: Experiment) -> int:
 
 def _stored_heads(experiment: Experiment, folder: Path) -> list[str]:
     """What the records of other runs are, by digest."""
-    data = experiment.update.data
-    return stored_heads(data, folder) if isinstance(data, Stored) else []
+    data = stored_layer(experiment)
+    return [] if data is None else stored_heads(data, folder)
 
 
 def _check_tasks(prepared: Prepared) -> None:
@@ -310,6 +310,14 @@ def _check_stage(stage: Stage, experiment: Experiment) -> None:
             if is_offline
             else f"credit.algorithm = `{name}` learns from its own rollouts, and update.data names records of others; "
             "choose a method that learns offline: sft, offline_awr, dpo"
+        )
+    has_model = experiment.credit.reward_model is not None
+    if stage.demonstrations is None and plan.needs_reward_model is not has_model:
+        raise ExperimentError(
+            f"credit.algorithm = `{name}` learns from a reward model; name the runs it is fitted to: "
+            "credit.reward_model = { runs = ['runs/…'] }"
+            if plan.needs_reward_model
+            else f"credit.algorithm = `{name}` does not look at credit.reward_model; drop it, or use rlhf_ppo"
         )
     if plan.needs_group and update.group_size < 2 and stage.demonstrations is None and stage.stored is None:
         raise ExperimentError(

@@ -25,12 +25,11 @@ from kifu.render import SymbolRenderer
 from kifu.training.bench import Bench, relevant
 from kifu.training.checkpoint import Mark, list_checkpoints, load_checkpoint
 from kifu.training.experiment import Loaded, parse_experiment
-from kifu.training.layers import Stored
 from kifu.training.loop import Loop, Progress
 from kifu.training.machine import this_cpu
 from kifu.training.observe import Observer
 from kifu.training.prepare import Prepared, prepare
-from kifu.training.stored import copied, copy_runs
+from kifu.training.stored import copied, copy_runs, stored_layer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -145,10 +144,10 @@ def _symbols(prepared: Prepared) -> list[str] | None:
 
 def _loaded(facts: Mapping[str, Any], root: Path) -> Loaded:
     experiment, copies = facts["experiment"], copied(root)
-    data = experiment["update"].get("data", {})
-    if copies and len(copies) == len(data.get("runs", ())):  # the runs that were learned from may be gone
-        update = {**experiment["update"], "data": {**data, "runs": copies}}
-        experiment = {**experiment, "update": update}
+    for layer, field in (("update", "data"), ("credit", "reward_model")):  # the runs that were learned from may be gone
+        table = experiment[layer].get(field) or {}
+        if copies and len(copies) == len(table.get("runs", ())):
+            experiment = {**experiment, layer: {**experiment[layer], field: {**table, "runs": copies}}}
     return parse_experiment(experiment, name=facts["name"], folder=Path(facts["relative_to"]), where=f"{root}/run.json")
 
 
@@ -170,8 +169,8 @@ def _without_none(value: Any) -> Any:  # noqa: ANN401 (a JSON tree)
 
 
 def _drive(prepared: Prepared, folder: RunFolder, *, seed: int, quiet: bool) -> Result:
-    facts, data = folder.facts(), prepared.experiment.update.data
-    if isinstance(data, Stored):
+    facts, data = folder.facts(), stored_layer(prepared.experiment)
+    if data is not None:
         copy_runs(data, base=prepared.loaded.folder, into=folder.root)
     store = RunStore(folder.root, expected_head=facts.get("head"))
     try:
@@ -247,6 +246,7 @@ def _closing_facts(bench: Bench, *, heads: Mapping[str, str], observer: Observer
         **heads,
         "engine": {} if engine is None else {"reproducible": engine.reproducible, **engine.facts},
         "evaluations": [summary.to_json() for summary in observer.evaluations],
+        "reward_model": dict(observer.reward_model),
         "coverage": {str(at): asdict(found) for at, found in observer.coverage.items()},
     }
 

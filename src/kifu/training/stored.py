@@ -14,7 +14,7 @@ from kifu.monitor import RunFolder
 from kifu.records import GENESIS, BlobStore, Group, Provenance, Purpose, Trajectory, writer_of
 from kifu.records.checks import bitmaps_of
 from kifu.records.reader import STORED, RunReader
-from kifu.training.layers import Stored
+from kifu.training.layers import Experiment, Stored
 
 _SHARED = ("tokenizer", "template", "parser")
 """What must be equal for tokens to mean the same."""
@@ -42,6 +42,14 @@ class StoredGroups:
     def records(self) -> tuple[Trajectory, ...]:
         """All of them."""
         return tuple(member for group in self.groups for member in group.members)
+
+
+def stored_layer(experiment: Experiment) -> Stored | None:
+    """What an experiment takes from other runs, for its updates or for its reward model; None when nothing."""
+    if isinstance(experiment.update.data, Stored):
+        return experiment.update.data
+    model = experiment.credit.reward_model
+    return None if model is None else Stored(runs=model.runs)
 
 
 def stored_heads(layer: Stored, base: Path) -> list[str]:

@@ -16,8 +16,9 @@ from kifu.training.borrowed import Borrowed, Scored
 from kifu.training.layers import Stored
 from kifu.training.prepare import Stage
 from kifu.training.replay import SuccessBuffer
+from kifu.training.reward_model import FittedModel, fit_reward_model
 from kifu.training.scoring import score_records, scorer_of
-from kifu.training.stored import StoredGroups, read_groups
+from kifu.training.stored import StoredGroups, read_groups, stored_layer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -45,6 +46,7 @@ class Supply:
         self._uses = {row.trajectory: row.times_used for row in before}
         self._data = next((stage.stored for stage in bench.stages if stage.stored is not None), None)
         self._stored: StoredGroups | None = None
+        self._model: FittedModel | None = None
         self._buffers: dict[int, SuccessBuffer] = {}
         self._held: int | None = None
 
@@ -62,6 +64,20 @@ class Supply:
         """The groups of a step that trains on records of other runs."""
         prompts = self._bench.experiment.update.prompts_per_step
         return self._groups(data).at(step - stage.first, prompts=prompts)
+
+    @property
+    def reward_model_facts(self) -> Mapping[str, float | None]:
+        """How the run's reward model was fitted; empty without one."""
+        found = self._model
+        return {} if found is None else {"pairs": found.pairs, "held_out": found.held_out, "accuracy": found.accuracy}
+
+    def _reward_model(self) -> FittedModel:
+        if self._model is None:
+            layer, data = self._bench.experiment.credit.reward_model, stored_layer(self._bench.experiment)
+            assert layer is not None
+            assert data is not None
+            self._model = fit_reward_model(self._groups(data).groups, layer, seed=self._bench.seed)
+        return self._model
 
     def _groups(self, data: Stored) -> StoredGroups:
         if self._stored is None:
@@ -84,6 +100,7 @@ class Supply:
             version: of the weights that begin the step.
         """
         plan, borrowed, present = stage.algorithm.plan, Borrowed(), list[Trajectory]()
+        model: dict[str, float] = {}
         if stage.stored is not None:
             borrowed = Borrowed(records={member.id: member for group in groups for member in group.members})
         if isinstance(plan.data, SuccessReplay):
@@ -93,9 +110,13 @@ class Supply:
         members = [member for group in groups for member in group.members] if plan.needs_reference else []
         if members:
             self._hold(stage, step=step, version=version)
+        if plan.needs_reward_model:
+            members = [member for group in groups for member in group.members if member.turns]
+            model = self._reward_model().score(members)
         engine, max_nodes = self._bench.engine, self._bench.machine.max_nodes
         scored = Scored(
             reference=score_records(members, engine=engine, max_nodes=max_nodes, reference=True) if members else {},
+            model=model,
             present=score_records(present, engine=engine, max_nodes=max_nodes, reference=False) if present else {},
         )
         return Supplied(groups=groups, borrowed=borrowed, scored=scored)
