@@ -56,7 +56,7 @@ class OfflineAwr:
         on_policy=False,
         online=False,
         family="policy-based",
-        neighbour="sft on records: the same likelihood with every weight 1",
+        neighbour="sft: on the same records, the same likelihood with every weight 1",
         notes=(
             "why this method: it takes no ratio over long token sequences, whose variance nothing bounds, and asks for "
             "no value of an action the data does not hold, where a critic extrapolates; yet it learns from rewards",

@@ -315,14 +315,14 @@ def check_absent(bench: _Bench) -> str:
     plan = bench.algorithm.plan
     purpose = Purpose.DEMONSTRATION if plan.demonstrations else Purpose.TRAIN
     groups = bench.make(3, Shape(branches=False))
-    scores = (
-        {}
-        if not plan.needs_reference
-        else {
-            RolloutKey(seed=0, step=0, group=at, member=2 * member, purpose=purpose).id: as_floats(trial.reference_N)
-            for at, group in enumerate(groups)
-            for member, trial in enumerate(group)
-        }
+    trials = {
+        RolloutKey(seed=0, step=0, group=at, member=2 * member, purpose=purpose).id: trial
+        for at, group in enumerate(groups)
+        for member, trial in enumerate(group)
+    }
+    scored = Scored(
+        reference={name: as_floats(trial.reference_N) for name, trial in trials.items() if plan.needs_reference},
+        model={name: trial.episode.model_score or 0.0 for name, trial in trials.items()},
     )
     try:
         clean, disturbed = (
@@ -332,7 +332,7 @@ def check_absent(bench: _Bench) -> str:
                 rules=RewardRules(gamma=0.9),
                 version=0,
                 max_age=0,
-                scored=Scored(reference=scores),
+                scored=scored,
             )
             for failures in (False, True)
         )
