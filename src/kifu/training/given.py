@@ -76,6 +76,10 @@ class GivenTurn(Part):
     segment: Annotated[int, Field(ge=0)] = 0
     """Turns that one context held share the number."""
     duration: Annotated[float, Field(gt=0)] = 1.0
+    tool: str | None = None
+    """Names of the executed calls; empty for a turn without one."""
+    action: str | None = None
+    """What was executed, arguments included: equal texts mean equal actions."""
     calls_tool: bool = True
     is_void: bool = False
     tokens: list[GivenToken] | None = None
@@ -102,6 +106,8 @@ class GivenTrajectory(Part):
     final_value: float | None = None
     final_potential: float | None = None
     final_gold_logprob: Logprob | None = None
+    model_score: float | None = None
+    """What a learned reward model says of it."""
     policy_version: Annotated[int, Field(ge=0)] | None = None
     turns: Annotated[list[GivenTurn], Field(min_length=1)]
 
@@ -298,6 +304,7 @@ def episode_of(item: GivenTrajectory, given: Given, *, needs_reward: bool) -> Ep
         turns=tuple(_facts(item, at) for at in range(len(item.turns))),
         tree=item.tree or item.branch.parent or item.id,
         branch=None if item.branch.parent is None else BranchPoint(parent=item.branch.parent, turn=item.branch.turn),
+        model_score=item.model_score,
         final_gold_logprob=item.final_gold_logprob,
     )
 
@@ -336,9 +343,12 @@ def _facts(item: GivenTrajectory, at: int) -> TurnFacts:
         hindsight_logprob=turn.hindsight_logprob,
         segment=turn.segment,
         rewards={"reward": turn.reward, **turn.rewards},
+        tool=turn.tool,
+        action=turn.action,
         calls_tool=turn.calls_tool,
         is_void=turn.is_void,
         logprobs_N=column(turn.sampled, "behaviour_logprob"),
+        reference_logprobs_N=column(turn.sampled, "reference_logprob"),
         entropies_N=entropies_N,
         values_N=column(turn.sampled, "value"),
     )
