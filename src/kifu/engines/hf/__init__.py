@@ -6,7 +6,7 @@ import torch
 
 from kifu.engines.hf.loading import CausalModel, load_model
 from kifu.engines.hf.sampler import HfSampler
-from kifu.engines.hf.threads import apart
+from kifu.engines.hf.threads import apart, share_one_heap
 from kifu.engines.hf.trainer import HfTrainer
 from kifu.engines.hf.worker import Stats
 from kifu.errors import UsageError, nearest
@@ -27,6 +27,7 @@ def build(spec: EngineSpec) -> Engine:
         raise UsageError("engine `hf`: no model; set EngineSpec.model to a folder, e.g. of `kifu models pull`")
     for name in spec.options:
         raise UsageError(f"engine `hf` has no option `{name}`; {nearest(name, list(OPTIONS))}")
+    share_one_heap()
     return apart(lambda: _load(spec))
 
 

@@ -1,16 +1,32 @@
-"""Work on a thread that ends with it.
+"""Work on a thread that ends with it, and one heap for all of them.
 
 OpenMP keeps a team of threads for every thread that ever computed. As soon as the teams together outnumber the cores,
 idle members no longer wait awake between two parallel regions, and small ones cost a wake-up each: measured, a training
 step takes a quarter longer beside one idle team. A thread that ends takes its team with it.
 """
 
+import ctypes
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
 Result = TypeVar("Result")
+
+_M_ARENA_MAX = -8
+"""Number of the setting in glibc's malloc.h."""
+
+
+def share_one_heap() -> None:
+    """Let every thread allocate from one heap, where the C library can (glibc).
+
+    With a heap a thread, what one thread freed serves no other: two updates of the main job then peaked at 9.3 GB
+    instead of 6.4 GB.
+    """
+    setting = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if setting is not None:
+        setting(_M_ARENA_MAX, 1)
 
 
 def apart(work: Callable[[], Result]) -> Result:
