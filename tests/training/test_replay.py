@@ -24,6 +24,7 @@ from kifu.training.assemble import assemble
 from kifu.training.auditing import audit
 from kifu.training.borrowed import Borrowed, Scored
 from kifu.training.experiment import Loaded
+from kifu.training.explaining import explain_step
 from kifu.training.observe import Observer
 from kifu.training.replay import SuccessBuffer
 from kifu.training.run import resume, train
@@ -337,3 +338,14 @@ def test_a_replay_that_no_record_allows_is_a_problem(make_record: Make) -> None:
     records[other.id] = same
     assert problems({other.id: Bucket.TRAINED}, other.id) == []
     assert "no earlier step closed it" in problems({}, other.id)[0]
+
+
+def test_a_step_with_a_replay_is_explained_as_it_was_planned(run: tuple[str, Path]) -> None:
+    line = next(line for line in read_plan(run[1]) if line.replaced)
+
+    found = explain_step(run[1], line.step)
+
+    assert "the run's plan holds these numbers" in found["notes"]
+    shown = {item["id"] for group in found["groups"] for item in group["trajectories"]}
+    assert set(line.replaced.values()) <= shown
+    assert not set(line.replaced) & shown

@@ -17,6 +17,7 @@ from kifu.records.plan import read_plan
 from kifu.records.reader import RunReader
 from kifu.training.auditing import audit
 from kifu.training.experiment import Loaded
+from kifu.training.explaining import explain_step
 from kifu.training.layers import RewardModel
 from kifu.training.observe import Observer
 from kifu.training.reward_model import fit_reward_model
@@ -113,6 +114,11 @@ def test_offline_learning_samples_nothing_but_evaluations_and_the_books_close(
     assert all(bucket == "evaluation" for closed in trained for bucket in closed)
     report = audit(run)
     assert (report.problems, report.ledger_closed) == ((), True)
+    told = explain_step(run, 1)
+    assert "the run's plan holds these numbers" in told["notes"]
+    assert {item["id"] for group in told["groups"] for item in group["trajectories"]} == {
+        row.trajectory for row in lines[1].rows
+    }
 
 
 def test_the_run_is_complete_by_itself(offline: Callable[..., Loaded], source: Path, tmp_path: Path) -> None:
@@ -268,6 +274,8 @@ class TestPreferences:
         assert seen[0]["objective/margin_sum"] == pytest.approx(0.0, abs=1e-4)
         assert seen[0]["objective/loss_preference"] == pytest.approx(0.693147, abs=1e-4)
         assert seen[-1]["objective/margin_sum"] > 1.0
+        told = explain_step(run, 0)
+        assert "the run's plan holds these numbers" in told["notes"]
         assert audit(run).problems == ()
 
     def test_agentic_dpo_trains_single_actions(self, offline: Callable[..., Loaded], tmp_path: Path) -> None:

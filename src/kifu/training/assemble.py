@@ -83,7 +83,7 @@ def assemble(
         usable_members(group, rules=rules, oldest=oldest, buckets=buckets, why=why, exempt=exempt) for group in groups
     ]
     update = credit_groups(
-        [[_credited_as(member, episode, scored) for member, episode in members] for members in usable],
+        [[credited_as(member, episode, scored) for member, episode in members] for members in usable],
         algorithm=algorithm,
         rules=rules,
         seed=version,
@@ -174,8 +174,8 @@ def bare_rows(trajectory: Trajectory) -> list[Row]:
     return list(_rows(trajectory, credited, over=over, scored=Scored()))
 
 
-def _credited_as(trajectory: Trajectory, episode: Episode, scored: Scored) -> Member:
-    """A member with the facts that were computed for this update."""
+def credited_as(trajectory: Trajectory, episode: Episode, scored: Scored) -> Member:
+    """A member with the facts that were computed for its update."""
     turns_N = trained_turns(trajectory)
     reference_N = scored.reference.get(trajectory.id)
     episode = replace(episode, model_score=scored.model.get(trajectory.id))

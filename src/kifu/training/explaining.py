@@ -16,11 +16,13 @@ from kifu.records import Group, Purpose, Span, Trajectory
 from kifu.records.ledger import Bucket
 from kifu.records.plan import PlanLine, read_plan
 from kifu.records.reader import RunReader
-from kifu.training.assemble import assemble, trained_turns, usable_members
+from kifu.training.assemble import assemble, credited_as, trained_turns, usable_members
+from kifu.training.borrowed import Borrowed, Scored
 from kifu.training.explain import Explained, Explanation, Known, explain
 from kifu.training.given import Given, GivenTrajectory, column, cut_treatment, episode_of, read_given
 from kifu.training.opened import OpenedRun, opened
 from kifu.training.plan import runs_of_row
+from kifu.training.planned_step import PlannedStep, as_planned
 
 Document = dict[str, Any]
 _COLUMNS = ("logprob", "behaviour_logprob", "reference_logprob", "entropy")
@@ -75,22 +77,27 @@ def explain_step(
         ExperimentError: the experiment of the folder cannot be rebuilt here.
     """
     with opened(root) as run:
-        groups = _groups(run, step)
         line = next((line for line in read_plan(run.folder.root) if line.step == step), None)
+        own = _groups(run, step)
+        planned = None if line is None else as_planned(run.folder.root, line, own)
+        groups = own if planned is None or (own and algorithm is not None) else planned.groups
+        if not groups:
+            raise StorageError(f"{run.folder.root}: no record of step {step}; `kifu show` lists what there is")
         stages = run.prepared.stages
         stage = next((stage for stage in stages if step < stage.first + stage.steps), stages[-1])
         method = stage.algorithm if algorithm is None else build_algorithm(algorithm, options)
         version = _oldest(groups) if line is None else line.version
         max_age = run.prepared.experiment.update.max_age
         rules = run.prepared.rules
-    known = [_known_group(group, rules=rules, oldest=version - max_age) for group in groups]
+    lent = PlannedStep(groups=(), borrowed=Borrowed(), scored=Scored()) if planned is None else planned
+    known = [_known_group(group, rules=rules, oldest=version - max_age, lent=lent) for group in groups]
     found = explain(known, algorithm=method, rules=rules, seed=version)
     name = next(name for name, cls in ALGORITHMS.items() if type(method) is cls)
     head = {"algorithm": name, "settings": options_of(method), "run": str(root), "step": step}
     document: Document = {"gamma": rules.gamma, "groups": [_group_tree(group) for group in groups]}
     notes = ["the ratios are those before the first optimizer step of the update: the policy is the one that sampled"]
-    if algorithm is None and line is not None:
-        is_planned = _is_planned(line, groups, algorithm=method, rules=rules, max_age=max_age)
+    if algorithm is None and line is not None and planned is not None:
+        is_planned = _is_planned(line, planned, algorithm=method, rules=rules, max_age=max_age)
         notes.append(f"the run's plan {'holds these numbers' if is_planned else 'holds other numbers; audit the run'}")
     return _annotated(document, found, head=head, notes=notes)
 
@@ -130,8 +137,6 @@ def _groups(run: OpenedRun, step: int) -> list[Group]:
         for item in RunReader(run.folder.root).trajectories()
         if item.key.step == step and item.key.purpose is not Purpose.EVALUATION
     ]
-    if not members:
-        raise StorageError(f"{run.folder.root}: no record of step {step}; `kifu show` lists what there is")
     members.sort(key=lambda item: item.key)
     return [
         Group(task=found[0].task, members=tuple(found))
@@ -144,30 +149,39 @@ def _oldest(groups: Sequence[Group]) -> int:
     return max((span.policy_version for span in spans if span.policy_version is not None), default=0)
 
 
-def _known_group(group: Group, *, rules: RewardRules, oldest: int) -> list[Known]:
+def _known_group(group: Group, *, rules: RewardRules, oldest: int, lent: PlannedStep) -> list[Known]:
     buckets: dict[str, Bucket] = {}
     why: dict[str, str] = {}
-    seen = usable_members(group, rules=rules, oldest=oldest, buckets=buckets, why=why)
-    episodes = {item.id: episode for item, episode in seen}
+    exempt = frozenset(lent.borrowed.records)
+    seen = usable_members(group, rules=rules, oldest=oldest, buckets=buckets, why=why, exempt=exempt)
+    members = {item.id: credited_as(item, episode, lent.scored) for item, episode in seen}
+    episodes = {name: member.episode for name, member in members.items()}
     return [
         Known(
             id=item.id,
             episode=episodes[item.id] if item.id in episodes else f"{buckets[item.id].value}: {why[item.id]}",
             turns_N=trained_turns(item),
-            columns=_recorded_columns(item),
+            columns=_recorded_columns(item, lent.scored),
         )
         for item in group.members
     ]
 
 
-def _recorded_columns(item: Trajectory) -> dict[str, Sequence[float | None]]:
+def _recorded_columns(item: Trajectory, scored: Scored) -> dict[str, Sequence[float | None]]:
     spans = [span for tape in item.tapes for span in tape.spans if _is_trained(span, item)]
     logprobs = [
         value
         for span in spans
         for value in ([None] * len(span) if span.logprobs is None else span.logprobs.astype(np.float64).tolist())
     ]
-    return {"logprob": logprobs, "behaviour_logprob": logprobs}
+    present = scored.present.get(item.id)
+    behaviour = logprobs if present is None else present.astype(np.float64).tolist()
+    reference = scored.reference.get(item.id)
+    return {
+        "logprob": behaviour,
+        "behaviour_logprob": behaviour,
+        **({} if reference is None else {"reference_logprob": reference.astype(np.float64).tolist()}),
+    }
 
 
 def _is_trained(span: Span, item: Trajectory) -> bool:
@@ -200,9 +214,17 @@ def _trajectory_tree(item: Trajectory) -> Document:
 
 
 def _is_planned(
-    line: PlanLine, groups: Sequence[Group], *, algorithm: Algorithm, rules: RewardRules, max_age: int
+    line: PlanLine, planned: PlannedStep, *, algorithm: Algorithm, rules: RewardRules, max_age: int
 ) -> bool:
-    assembled = assemble(groups, algorithm=algorithm, rules=rules, version=line.version, max_age=max_age)
+    assembled = assemble(
+        planned.groups,
+        algorithm=algorithm,
+        rules=rules,
+        version=line.version,
+        max_age=max_age,
+        borrowed=planned.borrowed,
+        scored=planned.scored,
+    )
     found: dict[str, list[object]] = {}
     for row in assembled.rows:
         found.setdefault(row.trajectory, []).extend(runs_of_row(row))
