@@ -70,7 +70,7 @@ class TestPrintedFigures:
 
 
 def test_dpo_is_the_closed_form_and_so_is_its_gradient() -> None:
-    """L = -log sigma(b m); its gradient at a preferred token is -b sigma(-b m), at one of the other side the opposite."""
+    """L = -log sigma(b m); the gradient at a preferred token is -b sigma(-b m), on the other side the opposite."""
     logp = doubles(-1.0, -0.5, -2.0, -0.25, -3.0)
     reference = [-1.5, -0.75, -1.0, -0.5, -2.5]
     pair, side = [0, 0, 0, 1, 1], [1.0, 1.0, -1.0, -1.0, 1.0]
