@@ -161,3 +161,36 @@ def test_facts_of_turns_are_read_and_derived() -> None:
     assert first.logprobs_N is None, "one token lacks it"
     assert found.branch is None
     assert found.values_K is None
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[" * 100_000 + "]" * 100_000, "nested too deeply"),
+        ('{"gamma": ' + "9" * 5_000 + "}", "not JSON"),
+        ('{"gamma": 1.0, "gamma": 0.5, "groups": []}', "`gamma` twice"),
+    ],
+)
+def test_text_that_no_parser_should_take_is_refused_with_its_file(tmp_path: Path, text: str, said: str) -> None:
+    file = tmp_path / "odd.json"
+    file.write_text(text)
+
+    with pytest.raises(UsageError, match=said) as caught:
+        read_given(file)
+
+    assert str(file) in str(caught.value)
+
+
+def test_what_is_no_regular_file_is_not_read() -> None:
+    """A device would never end."""
+    with pytest.raises(UsageError, match="no such file"):
+        read_given(Path("/dev/zero"))
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [(f"{T1}.reward", 1e308), (f"{T1}.turns.0.reward", -1e12), (f"{T1}.turns.0.tokens.0.logprob", -1e30)],
+)
+def test_numbers_that_would_overflow_are_refused_where_they_stand(path: str, value: float) -> None:
+    with pytest.raises(UsageError, match="trajectory T1"):
+        check_given(changed(path, value), where="file")

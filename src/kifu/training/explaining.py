@@ -43,6 +43,14 @@ def explain_file(path: Path, *, algorithm: str) -> Document:
         UsageError: a field that cannot be meant, or one that the method needs and is absent.
     """
     document, given = read_given(path)
+    try:
+        return _explained(path, document, given=given, algorithm=algorithm)
+    except UsageError as error:
+        told = str(error)
+        raise type(error)(told if told.startswith(str(path)) else f"{path}: {told}") from error
+
+
+def _explained(path: Path, document: Document, *, given: Given, algorithm: str) -> Document:
     method = build_algorithm(algorithm, given.options)
     rules = RewardRules(gamma=given.gamma, components=given.components, shaping=given.shaping, cut=cut_treatment(given))
     needs_reward = not method.plan.demonstrations

@@ -25,7 +25,12 @@ from kifu.credit import (
 from kifu.errors import ArgumentError, UsageError, nearest
 from kifu.records import Outcome, StopReason
 
-Logprob: TypeAlias = Annotated[float, Field(le=0)]
+Logprob: TypeAlias = Annotated[float, Field(le=0, ge=-500)]
+"""Nats. Below -500 nobody samples, and a ratio of two such numbers is no number."""
+Amount: TypeAlias = Annotated[float, Field(ge=-1e9, le=1e9)]
+"""Rewards, values and the like. Their squares and sums stay finite, and nothing sensible is larger."""
+LARGEST_FILE = 64 << 20
+"""Bytes."""
 
 
 class Part(BaseModel):
@@ -45,7 +50,7 @@ class GivenToken(Part):
     """Nats, under a frozen reference."""
     entropy: Annotated[float, Field(ge=0)] | None = None
     """Nats."""
-    value: float | None = None
+    value: Amount | None = None
     """V before the token."""
     observation: bool = False
     """Whether somebody else than the policy wrote it; it is never trained."""
@@ -63,12 +68,12 @@ class GivenTurn(Part):
 
     state: str | None = None
     next_state: str | None = None
-    reward: float = 0.0
+    reward: Amount = 0.0
     """Paid in this turn, apart from the trajectory's own reward."""
-    rewards: dict[str, float] = {}
+    rewards: dict[str, Amount] = {}
     """Components by name; they are paid with the weights in ``components`` and methods may read them."""
-    value: float | None = None
-    potential: float | None = None
+    value: Amount | None = None
+    potential: Amount | None = None
     entropy: float | None = None
     gold_logprob: Logprob | None = None
     hindsight_logprob: Logprob | None = None
@@ -96,17 +101,17 @@ class GivenTrajectory(Part):
 
     id: Annotated[str, Field(min_length=1)]
     task: str | None = None
-    reward: float | None = None
+    reward: Amount | None = None
     """The verdict's reward, paid once, in the last turn. None: the verifier could not tell."""
     success: bool | None = None
     outcome: str | None = None
     """A stop reason; None counts as an end by the task."""
     tree: str | None = None
     branch: GivenBranch = GivenBranch()
-    final_value: float | None = None
-    final_potential: float | None = None
+    final_value: Amount | None = None
+    final_potential: Amount | None = None
     final_gold_logprob: Logprob | None = None
-    model_score: float | None = None
+    model_score: Amount | None = None
     """What a learned reward model says of it."""
     policy_version: Annotated[int, Field(ge=0)] | None = None
     turns: Annotated[list[GivenTurn], Field(min_length=1)]
@@ -123,7 +128,7 @@ class Given(Part):
     """The document."""
 
     gamma: Annotated[float, Field(ge=0, le=1)] = 1.0
-    components: dict[str, float] = {}
+    components: dict[str, Amount] = {}
     """Weight of each reward component; one that is not named is not paid."""
     shaping: bool = False
     on_truncation: Literal["exclude", "terminal", "bootstrap"] = "bootstrap"
@@ -137,14 +142,30 @@ def read_given(path: Path) -> tuple[dict[str, Any], Given]:
     """The document as it stands in the file, and checked.
 
     Raises:
-        UsageError: not a JSON document, or a field that cannot be meant.
+        UsageError: no regular file, not a JSON document, or a field that cannot be meant.
         OSError: the file cannot be read.
     """
+    if not path.is_file():
+        raise UsageError(f"{path}: no such file; expected a JSON document, as docs/credit.md shows it")
+    if (size := path.stat().st_size) > LARGEST_FILE:
+        raise UsageError(
+            f"{path}: {size:,} bytes, at most {LARGEST_FILE:,} are read; split the groups over several files"
+        )
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as broken:
+        document = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_without_repetition)
+    except RecursionError as broken:
+        raise UsageError(f"{path}: nested too deeply. Expected one object with `groups`.") from broken
+    except ValueError as broken:  # not JSON, not UTF-8, or an integer of too many digits
         raise UsageError(f"{path}: not JSON: {broken}. Expected one object with `groups`.") from broken
     return document, check_given(document, where=str(path))
+
+
+def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"an object has `{next(name for name in names if names.count(name) > 1)}` twice")
+    return found
 
 
 def check_given(document: object, *, where: str) -> Given:
