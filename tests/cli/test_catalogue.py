@@ -50,6 +50,12 @@ def test_methods_are_listed_described_and_compared(kifu: Kifu) -> None:
     assert "feedback" not in found["differences"]
 
 
+def test_a_third_method_beside_two_that_are_compared_is_refused(kifu: Kifu) -> None:
+    found = kifu("algorithms", "rloo", "--compare", "ppo", "grpo")
+    assert found.exit_code == 2
+    assert "`rloo`" in found.stderr
+
+
 @pytest.mark.parametrize("arguments", [["algorithms", "rlo"], ["envs", "card", "key_dor"], ["models", "show", "smol"]])
 def test_an_unknown_name_is_refused_with_a_way_on(kifu: Kifu, arguments: list[str]) -> None:
     found = kifu(*arguments)

@@ -7,6 +7,7 @@ import typer
 
 from kifu.algorithms import ALGORITHMS, axes_of, build_algorithm, check_name, differing_axes, options_of
 from kifu.cli.console import AsJson, cells, document, grid, guarded, output, plain, say
+from kifu.errors import UsageError
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -22,6 +23,8 @@ def algorithms(
     as_json: AsJson = False,
 ) -> None:
     """List methods, describe one, or compare two axis by axis."""
+    if compare is not None and name is not None:
+        raise UsageError(f"--compare takes two methods, and `{name}` stands beside it; drop one of the three")
     if compare is not None:
         _compare(*compare, as_json=as_json)
     elif name is not None:
