@@ -46,7 +46,7 @@ def support_logprobs(
 
     Occurrences whose support lists few ids use only those rows of the head. All others go through the whole vocabulary
     a chunk at a time, and their logits are computed again in the backward pass instead of being kept. Logits are formed
-    under the caller's autocast and normalized in at least float32.
+    in the dtype of hidden states and head and normalized in at least float32.
 
     Args:
         hidden_ND: last hidden state at the position that predicts each token; carries the gradient.
