@@ -6,7 +6,9 @@ import os
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 from transformers import AutoTokenizer
 
 from kifu.errors import ModelError
@@ -103,3 +105,20 @@ def test_parameter_count_is_that_of_the_stored_tensors(tiny_model: ModelFolder) 
     size = (tiny_model.path / "model.safetensors").stat().st_size
     assert tiny_model.num_parameters == (size - 8 - header_bytes) // 4
     assert json.loads((tiny_model.path / "config.json").read_text())["dtype"] == "float32"
+
+
+def test_a_quantized_model_is_refused(copied: Path) -> None:
+    """Eight-bit integers are not weights without their scales."""
+    tensors = load_file(copied / "model.safetensors")
+    save_file({name: (values * 100).astype(np.int8) for name, values in tensors.items()}, copied / "model.safetensors")
+
+    with pytest.raises(ModelError, match=r"quantized.*int8.*unquantized"):
+        open_folder(copied)
+
+
+def test_a_template_that_is_not_text_is_named(copied: Path) -> None:
+    """UTF-16 bytes where a template belongs."""
+    (copied / "chat_template.jinja").write_bytes("{{ messages }}".encode("utf-16"))
+
+    with pytest.raises(ModelError, match=r"chat_template\.jinja: not UTF-8"):
+        open_folder(copied)

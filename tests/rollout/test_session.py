@@ -183,6 +183,32 @@ async def test_an_answer_without_a_call_ends_the_episode_naturally(
     assert (found.outcome.reason, found.outcome.terminated, found.reward) == (StopReason.NATURAL_END, True, 0.0)
 
 
+@pytest.mark.parametrize("limit", ["turn", "context"])
+async def test_an_answer_that_was_cut_is_the_collectors_end_and_is_judged_as_it_stands(
+    make_setting: MakeSetting, attempt: Attempt, tiny_model: ModelFolder, spell: Spell, limit: str
+) -> None:
+    """Whether the turn or the whole context was full: the policy did not end there, so the future is unknown."""
+    heard: list[str] = []
+
+    class Ear(Box):
+        def answered(self, text: str) -> None:
+            heard.append(text)
+
+        def verify(self) -> Verdict:
+            return Verdict(success=heard == ["It is"])
+
+    renderer, cut = load_renderer(tiny_model.path, dialect=DIALECTS["hermes"]), spell("It is")[:-1]
+    whole = ScriptedSampler(lambda _: spell("It is a box."))
+    prompt = (await attempt(make_setting(Ear, renderer=renderer), whole)).turns[0].start
+    heard.clear()
+    room = {"max_new_tokens": len(cut)} if limit == "turn" else {"limits": Limits(tokens=prompt + len(cut))}
+
+    found = await attempt(make_setting(Ear, renderer=renderer, **room), whole)
+
+    assert heard == ["It is"]
+    assert (found.outcome.reason, found.outcome.truncated, found.reward) == (StopReason.TOKEN_LIMIT, True, 1.0)
+
+
 async def test_forced_tokens_are_the_controllers_and_have_no_logprob(
     make_setting: MakeSetting, attempt: Attempt, spell: Spell
 ) -> None:

@@ -1,6 +1,7 @@
 """The loop end to end on the recurrent engine: what moves weights, what stops a run, what continues one."""
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,7 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kifu.errors import ExperimentError, FailureRateError, FormatError, LockedError, NoSignalError, StorageError
+from kifu.errors import (
+    AlteredError,
+    ExperimentError,
+    FailureRateError,
+    FormatError,
+    LockedError,
+    NoSignalError,
+    StorageError,
+)
 from kifu.records import Origin, Purpose, StopReason
 from kifu.records.audit import audit_run
 from kifu.records.plan import read_plan
@@ -18,6 +27,7 @@ from kifu.records.reader import RunReader
 from kifu.records.weights import WeightStore
 from kifu.training.checkpoint import list_checkpoints, load_checkpoint
 from kifu.training.experiment import Loaded
+from kifu.training.prepare import prepare
 from kifu.training.run import resume, train
 
 Load = Callable[..., Loaded]
@@ -206,9 +216,69 @@ class TestGoingOn:
         assert digests(second)[0] == digests(first)[2]
         assert list(digests(second)) == [0, 1, 2]
 
+    def test_the_protocol_names_the_weights_a_run_starts_from_and_not_their_place(
+        self, load: Load, tmp_path: Path
+    ) -> None:
+        """The same run under two paths is one start; another run's weights, or none, are other experiments."""
+        first, other, moved = tmp_path / "first", tmp_path / "other", tmp_path / "moved"
+        train(load(), out=first, quiet=True)
+        train(load(), out=other, seed=1, quiet=True)
+        shutil.copytree(first, moved)
+
+        hashes = [
+            prepare(load() if path is None else load(f"policy.from='{path}'")).protocol.hash
+            for path in (first, moved, other, None)
+        ]
+
+        assert hashes[0] == hashes[1]
+        assert len(set(hashes)) == 3
+
+    def test_a_run_goes_on_when_the_one_it_started_from_is_gone(self, load: Load, tmp_path: Path) -> None:
+        first, second = tmp_path / "first", tmp_path / "second"
+        train(load(), out=first, quiet=True)
+        done = train(load(f"policy.from='{first}'"), out=second, quiet=True)
+        shutil.rmtree(first)
+
+        assert resume(second, quiet=True).steps == done.steps
+
+    def test_a_start_that_was_made_anew_is_refused(self, load: Load, tmp_path: Path) -> None:
+        """A run killed before its first publish goes on with the weights its protocol names, or not at all."""
+        first, second = tmp_path / "first", tmp_path / "second"
+        train(load(), out=first, quiet=True)
+        train(load(f"policy.from='{first}'"), out=second, quiet=True)
+        for name in ("weights", "checkpoints", "records", "wal"):
+            shutil.rmtree(second / name)
+            (second / name).mkdir()
+        for name in ("plan.jsonl", "metrics.jsonl"):
+            (second / name).unlink()
+        facts = json.loads((second / "run.json").read_text())
+        kept = {name: value for name, value in facts.items() if not name.endswith("head")}
+        (second / "run.json").write_text(json.dumps(kept))
+        shutil.rmtree(first)
+        train(load(), out=first, seed=1, quiet=True)
+
+        with pytest.raises(AlteredError, match=r"policy\.from: .*has no version"):
+            resume(second, quiet=True)
+
     def test_a_run_that_published_nothing_cannot_be_started_from(self, load: Load, tmp_path: Path) -> None:
         with pytest.raises(StorageError, match="no run here"):
             train(load(f"policy.from='{tmp_path / 'absent'}'"), out=tmp_path / "run", quiet=True)
+        assert not (tmp_path / "run").exists()
+
+    def test_the_seconds_of_tools_stand_apart_from_those_of_the_rest_of_the_environment(
+        self, load: Load, tmp_path: Path
+    ) -> None:
+        """As the records say: the latencies of calls, and what remains of the environment's time."""
+        train(load(), out=tmp_path / "run", quiet=True)
+        records = [item for item in RunReader(tmp_path / "run").trajectories() if item.key.purpose is Purpose.TRAIN]
+
+        for step, line in enumerate(metrics(tmp_path / "run")):
+            items = [item for item in records if item.key.step == step]
+            tools = sum(result.latency_s for item in items for turn in item.turns for result in turn.results)
+            environment = sum(item.costs.environment_s for item in items)
+            assert line["time/tools_s"] == pytest.approx(tools)
+            assert line["time/tools_s"] > 0
+            assert line["time/environment_s"] == pytest.approx(environment - tools)
 
     def test_a_finished_run_resumes_to_itself(self, load: Load, tmp_path: Path) -> None:
         run = tmp_path / "run"

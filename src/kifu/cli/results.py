@@ -35,7 +35,8 @@ def cuts(summary: EvaluationSummary) -> list[str]:
         return []
     return [
         f"warning {sum(found.values())} of {counted(summary.attempts, 'attempt', 'attempts')} were cut by the "
-        f"collector ({plain(found)}) and count as their verdict at that moment says; raise environment.collector_limits"
+        f"collector ({plain(found)}) and count as their verdict at that moment says; raise "
+        "environment.collector_limits, or policy.decoding.max_new_tokens where answers were cut"
     ]
 
 

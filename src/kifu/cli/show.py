@@ -42,7 +42,7 @@ def show(
     folder = RunFolder.open(run)
     reader = RunReader(folder.root)
     if trajectory is None:
-        _list([_line(item) for item in reader.trajectories()], limit=limit, as_json=as_json)
+        _list([_line(item) for item in reader.trajectories()], run=run, limit=limit, as_json=as_json)
         return
     found = reader.find(trajectory)
     if tape is not None and tape >= len(found.tapes):
@@ -76,7 +76,7 @@ def _line(item: Trajectory) -> dict[str, Any]:
     }
 
 
-def _list(lines: list[dict[str, Any]], *, limit: int, as_json: bool) -> None:
+def _list(lines: list[dict[str, Any]], *, run: Path, limit: int, as_json: bool) -> None:
     if as_json:
         document(lines)
         return
@@ -87,6 +87,10 @@ def _list(lines: list[dict[str, Any]], *, limit: int, as_json: bool) -> None:
     output().print(table)
     if len(lines) > limit:
         say(f"the newest {limit} of {len(lines):,}; --limit shows more")
+    if lines:
+        say(f"one of them, token by token: kifu show {run} {lines[-1]['trajectory']}")
+    else:
+        say(f"{run}: no record yet; `kifu resume {run}` goes on with it")
 
 
 def _tape(item: Transcript) -> dict[str, Any]:

@@ -14,6 +14,8 @@ from kifu.models.weights import hash_tensors, stored_tensors
 
 DIGEST_FILE = ".kifu-digests.json"
 ORIGIN_FILE = "kifu.json"
+_PACKED = frozenset({"float8_e4m3fn", "float8_e5m2", "int8", "uint8", "int16", "uint16", "uint32", "uint64"})
+"""Stored dtypes whose values mean nothing without the scales of a quantization."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +54,7 @@ def open_folder(path: Path) -> ModelFolder:
     """Describe the model in a folder.
 
     Raises:
-        ModelError: the folder lacks config, tokenizer or safetensors weights, or one of them is damaged.
+        ModelError: the folder lacks config, tokenizer or safetensors weights, one of them is damaged, or quantized.
     """
     path = path.resolve()
     config = read_json(path / "config.json")
@@ -63,6 +65,13 @@ def open_folder(path: Path) -> ModelFolder:
         raise ModelError(
             f"{path}/config.json: architecture `{found[0]}`; a policy must be a causal language model (…ForCausalLM)"
         )
+    tensors = stored_tensors(weight_files(path))
+    packed = [f"{tensor.name} {tensor.dtype}" for tensor in tensors if tensor.dtype in _PACKED]
+    if packed:
+        raise ModelError(
+            f"{path}: {len(packed)} tensors of a quantized model ({packed[0]}, …); expected float32, bfloat16 or "
+            "float16 weights. Take the unquantized model."
+        )
     origin = read_json(path / ORIGIN_FILE) if (path / ORIGIN_FILE).exists() else {}
     licence, source = origin.get("licence"), origin.get("source")
     return ModelFolder(
@@ -70,7 +79,7 @@ def open_folder(path: Path) -> ModelFolder:
         digests=digests(path),
         licence=licence if isinstance(licence, str) else _stated_licence(path),
         source=source if isinstance(source, str) else str(path),
-        num_parameters=sum(prod(tensor.shape) for tensor in stored_tensors(weight_files(path))),
+        num_parameters=sum(prod(tensor.shape) for tensor in tensors),
         architecture=found[0],
     )
 
@@ -101,10 +110,17 @@ def digests(path: Path, *, verify: bool = False) -> Digests:
 
 
 def chat_template(path: Path) -> str | None:
-    """The folder's chat template: ``chat_template.jinja``, else the field of ``tokenizer_config.json``, else None."""
+    """The folder's chat template: ``chat_template.jinja``, else the field of ``tokenizer_config.json``, else None.
+
+    Raises:
+        ModelError: the file is not text.
+    """
     own = path / "chat_template.jinja"
     if own.is_file():
-        return own.read_text(encoding="utf-8")
+        try:
+            return own.read_text(encoding="utf-8")
+        except UnicodeDecodeError as cause:
+            raise ModelError(f"{own}: not UTF-8 ({cause.reason} at byte {cause.start}); save it as UTF-8") from cause
     config = path / "tokenizer_config.json"
     found = read_json(config).get("chat_template") if config.is_file() else None
     return found if isinstance(found, str) else None
@@ -124,6 +140,8 @@ def read_json(path: Path) -> dict[str, object]:
         found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as cause:
         raise ModelError(f"{path.parent}: no {path.name}; not a model folder, or an incomplete one") from cause
+    except OSError as cause:
+        raise ModelError(f"{path}: cannot be read: {cause.strerror}") from cause
     except (ValueError, RecursionError) as cause:
         raise ModelError(f"{path}: not JSON ({cause})") from cause
     if not isinstance(found, dict):

@@ -37,6 +37,8 @@ class StepView:
     trained_tokens: int
     nodes: int
     """Positions the trainer forwarded."""
+    cut: int = 0
+    """Rollouts the collector cut; what they would have come to is unknown."""
     ledger_closed: bool = True
     note: str = ""
     """What is going on right now, e.g. ``evaluating``."""
@@ -50,7 +52,7 @@ def step_line(view: StepView) -> str:
         f"step {done:>5}",
         f"success {sparkline(view.success)} {'-' if last is None else f'{last:.2f}'}",
         f"informative {view.informative}/{view.groups}",
-        f"{view.rollouts:,} rollouts {view.rollouts_s:.1f} s",
+        f"{view.rollouts:,} rollouts {view.rollouts_s:.1f} s{f', {view.cut:,} cut' if view.cut else ''}",
         f"trained {view.trained_tokens:,} tokens of {view.nodes:,} nodes",
         "ledger closed" if view.ledger_closed else "ledger OPEN",
     ]

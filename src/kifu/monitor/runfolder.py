@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,6 +62,17 @@ class RunFolder:
                 f"{folder.run_json}: format {found}, this kifu reads up to {RUN_FORMAT}. Upgrade kifu to open this run."
             )
         return folder
+
+    def discard(self) -> None:
+        """Take back `create`: empty the folder, so that another run can begin there.
+
+        Only for a run that published and recorded nothing, by the process that created it.
+        """
+        for path in [self.run_json, *self.root.iterdir()]:  # whatever is left without run.json is no run
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
 
     def facts(self) -> dict[str, Any]:
         """What ``run.json`` says."""

@@ -81,23 +81,78 @@ class ChatRenderer:
         Raises:
             RenderError: the last message is not the policy's, or the template's boundary is not exact.
         """
+        return self.follow(token_ids, history, [Message(role="tool", content=text) for text in results], tools=tools)
+
+    def follow(
+        self,
+        token_ids: Ints,
+        history: Sequence[Message],
+        news: Sequence[Message],
+        *,
+        tools: Sequence[ToolView] = (),
+        known: Mapping[int, Ints] = MappingProxyType({}),
+    ) -> Extension:
+        """Tokens that show any messages after the policy's last turn; `extend` is the case of tool results.
+
+        Assistant text among ``news`` is CONTROLLER, results of tools are ENVIRONMENT, the rest is PROMPT.
+
+        Args:
+            token_ids: the whole context, the policy's last turn included.
+            history: the conversation so far, the policy's last turn as its last message.
+            news: what follows it.
+            tools: those the conversation was started with.
+            known: ids, without a stop token, in place of the text of some messages of ``news``, by index.
+
+        Raises:
+            RenderError: the last message is not the policy's, or the template's boundary is not exact.
+        """
         if not history or history[-1].role != "assistant":
             raise RenderError("the conversation must end with the policy's turn before results can be shown")
-        shown = [*history, *(Message(role="tool", content=text) for text in results)]
-        entries = self._conversation(policy=Origin.CONTROLLER, observed=Origin.ENVIRONMENT).entries(shown, tools)
-        last = max(index for index, entry in enumerate(entries) if entry.role == "assistant")
+        conversation = self._conversation(policy=Origin.CONTROLLER, observed=Origin.ENVIRONMENT)
+        entries = conversation.entries([*history, *news], tools)
+        turns = [index for index, entry in enumerate(entries) if entry.role == "assistant"]
+        last = turns[sum(message.role == "assistant" for message in history) - 1]
+        _put_in(entries, _by_turn(news, known, turns=turns[turns.index(last) + 1 :]))
         entries[last] = replace(entries[last], content=_opaque(entries[last].content))
         after = self._lay_out(entries, tools)
         if self.history == "append" or _appends(self._lay_out(entries[:last], tools), after, entries[last], last=last):
             return self._append(token_ids, after.after(content_slot(last)))
         return self._fork(token_ids, entries, last=last, tools=tools)
 
+    def resume(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[ToolView],
+        *,
+        known: Mapping[int, Ints] = MappingProxyType({}),
+    ) -> tuple[Piece, ...]:
+        """Tokens of a conversation that somebody else led so far, generation prompt included.
+
+        As `start`, but its assistant text is CONTROLLER and its results of tools are ENVIRONMENT.
+
+        Args:
+            messages: the conversation.
+            tools: what can be called.
+            known: ids, without a stop token, in place of the text of some assistant messages, by index.
+        """
+        entries = self._conversation(policy=Origin.CONTROLLER, observed=Origin.ENVIRONMENT).entries(messages, tools)
+        turns = [index for index, entry in enumerate(entries) if entry.role == "assistant"]
+        _put_in(entries, _by_turn(messages, known, turns=turns))
+        chunks = self._lay_out(entries, tools).chunks
+        pieces = self.tokenizer.encode_chunks(chunks)
+        if not known:
+            self._check_whole(chunks, pieces)
+        return pieces
+
     def parse(self, token_ids: Ints, tools: Sequence[ToolView]) -> Parsed:
         """Read a turn's ids: the end token is dropped, thinking set apart, the rest read by the dialect."""
         ids = [int(token) for token in token_ids]
         while ids and ids[-1] in self.stop_ids:
             ids.pop()
-        text = self.tokenizer.decode(ids)
+        return self.parse_text(self.tokenizer.decode(ids), tools)
+
+    def parse_text(self, text: str, tools: Sequence[ToolView]) -> Parsed:
+        """Read a turn's text, without its end token: thinking set apart, the rest read by the dialect."""
         reasoning, content = split_reasoning(text, opened=self.habits.opens_thinking)
         if reasoning is not None and content is None:
             why = "the turn ended before its thinking was closed by </think>."
@@ -217,10 +272,15 @@ def load_renderer(
     Raises:
         RenderError: no chat template, a tokenizer that loses text, a template without exact boundaries.
     """
-    tokenizer = load_tokenizer(folder)
     asked = {**options} if thinking is None else {**options, "enable_thinking": thinking}
-    template = load_template(folder, variables=tokenizer.variables, options=asked)
-    habits = probe(template, tokenizer, dialect)
+    try:
+        tokenizer = load_tokenizer(folder)
+        template = load_template(folder, variables=tokenizer.variables, options=asked)
+        habits = probe(template, tokenizer, dialect)
+    except RenderError as cause:
+        if str(folder) in str(cause):
+            raise
+        raise RenderError(f"model at `{folder}`: {cause}") from cause
     return ChatRenderer(tokenizer=tokenizer, template=template, dialect=dialect, habits=habits, history=history)
 
 
@@ -237,6 +297,24 @@ def _appends(before: Layout, after: Layout, turn: Entry, *, last: int) -> bool:
         return False
     gap = after.text[len(before.text) : after.at(content_slot(last))]
     return reasoning_slot(last) in gap if turn.reasoning is not None else not gap
+
+
+def _by_turn(messages: Sequence[Message], known: Mapping[int, Ints], *, turns: Sequence[int]) -> dict[int, Ints]:
+    """From the index among ``messages`` to the index among entries; thinking is laid out by the template."""
+    spoken = [index for index, message in enumerate(messages) if message.role == "assistant"]
+    return {
+        entry: known[index]
+        for index, entry in zip(spoken, turns, strict=True)
+        if index in known and messages[index].reasoning is None
+    }
+
+
+def _put_in(entries: list[Entry], known: Mapping[int, Ints]) -> None:
+    """Give entries their ids."""
+    for index, ids in known.items():
+        if ids.size:
+            content = replace(entries[index].content, token_ids=tuple(ids.tolist()))
+            entries[index] = replace(entries[index], content=content)
 
 
 def _opaque(chunk: Chunk) -> Chunk:

@@ -200,7 +200,12 @@ def load_template(
         RenderError: the model has no chat template, or it cannot be compiled.
     """
     path = folder / "chat_template.jinja"
-    found: Any = path.read_text(encoding="utf-8") if path.is_file() else None
+    found: Any = None
+    if path.is_file():
+        try:
+            found = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError as cause:
+            raise RenderError(f"{path}: not UTF-8 ({cause.reason} at byte {cause.start}); save it as UTF-8") from cause
     if found is None:
         found = read_json(folder / "tokenizer_config.json").get("chat_template")
     if isinstance(found, list):

@@ -145,7 +145,12 @@ class Session:
         limit, position = self._setting.limits.tokens, self.log.tape.position
         if written.finish is Finish.CONTEXT:
             self._end(StopReason.CONTEXT_LIMIT, f"no room after {position} tokens")
-        elif written.finish is Finish.LENGTH and limit is not None and position >= limit:
+        elif (
+            written.finish is Finish.LENGTH
+            and limit is not None
+            and position >= limit
+            and (parsed.calls or parsed.error is not None)
+        ):
             # Cut by the collector in the middle of a turn: the world must not punish what was not finished.
             self._end(StopReason.TOKEN_LIMIT, f"the context holds {position} tokens, the collector allows {limit}")
         return parsed
@@ -166,9 +171,13 @@ class Session:
         return self._take(None, await self._guard.reject(error))
 
     async def finish(self, text: str) -> None:
-        """The policy answered without a call."""
+        """The policy answered without a call; where the collector cut the answer short, the end is the collector's."""
         await self._guard.answered(text)
-        self._end(StopReason.NATURAL_END)
+        turn = self.log.written
+        if turn.finish is Finish.LENGTH:
+            self._end(StopReason.TOKEN_LIMIT, f"the answer was cut after {turn.stop - turn.start} tokens")
+        else:
+            self._end(StopReason.NATURAL_END)
 
     def show(self, texts: Sequence[str]) -> None:
         """Append observations to the context."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 from kifu.credit.branching import Independent
 from kifu.engines import build_engine
 from kifu.envs import SnapshotKind, Task
-from kifu.errors import AlteredError, EngineFailure, StorageError
+from kifu.errors import AlteredError, EngineFailure
 from kifu.monitor import RunFolder
 from kifu.policy import Engine, Machine, Weights
 from kifu.records import Purpose, Trajectory
@@ -21,6 +21,7 @@ from kifu.training.collect import Collector
 from kifu.training.layers import Experiment
 from kifu.training.prepare import Prepared, Stage
 from kifu.training.segments import Segments
+from kifu.training.starting import start_weights
 from kifu.training.tasks import demonstration_task
 
 _PROMPT_EXAMPLES = 1_000
@@ -176,20 +177,10 @@ class Bench:
         Raises:
             StorageError: no run there, or it published nothing.
         """
-        policy = self.experiment.policy
-        if policy.start is None:
+        policy, digest = self.experiment.policy, self.prepared.start
+        if policy.start is None or digest is None:
             return None
-        source = RunFolder.open(self.prepared.loaded.folder / policy.start)
-        store = WeightStore(source.weights, read_only=True)
-        try:
-            if not store.versions:
-                raise StorageError(f"policy.from: {source.root} has published no weights; train it first")
-            found = store.get(store.versions[-1].version)
-        finally:
-            store.close()
-        return Weights(
-            version=0, tensors=found.tensors, bfloat16=frozenset(found.bfloat16), is_adapter=found.is_adapter
-        )
+        return start_weights(self.prepared.loaded.folder / policy.start, digest=digest)
 
     def kept(self, version: int) -> Weights:
         """A stored version."""

@@ -77,6 +77,8 @@ class Identity:
     """Id and version of the agent strategy."""
     history: str = "append/1"
     engine: str = ""
+    start: str | None = None
+    """Weights it begins with instead, those another run ended with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,6 +166,7 @@ def _policy(experiment: Experiment, identity: Identity, tools: tuple[str, ...]) 
     return {
         **layer,
         "weights_digest": identity.weights,
+        "start_digest": identity.start,
         "tokenizer": identity.tokenizer,
         "template": identity.template,
         "parser": identity.parser,

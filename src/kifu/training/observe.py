@@ -162,6 +162,7 @@ class Observer:
                 groups=seen.assembled.groups,
                 rollouts=len(seen.trajectories),
                 rollouts_s=self._collect_s,
+                cut=sum(item.outcome.truncated for item in seen.trajectories),
                 trained_tokens=seen.assembled.denominators.tokens,
                 nodes=int(seen.first_stats.get("nodes", 0)),
                 ledger_closed=seen.ledger.is_closed,
@@ -175,7 +176,10 @@ class Observer:
         sampled = sum(item.sampled_tokens for item in items)
         for item in items:
             self._timings.add(Stage.GENERATION, wall_s=item.costs.generation_s)
-            self._timings.add(Stage.ENVIRONMENT, wall_s=item.costs.environment_s)
+            tools_s = sum(result.latency_s for turn in item.turns for result in turn.results)
+            self._timings.add(Stage.TOOLS, wall_s=tools_s)
+            self._timings.add(Stage.ENVIRONMENT, wall_s=max(0.0, item.costs.environment_s - tools_s))
+            self._timings.add(Stage.WAITING, wall_s=item.costs.waiting_s)
         stops = Counter(item.outcome.reason.value for item in items)
         ratios = [abs(seen.first_stats.get(name, 0.0)) for name in ("log_ratio_min", "log_ratio_max")]
         tokens = seen.first_stats.get("entropy_tokens", 0.0)

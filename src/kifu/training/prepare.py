@@ -27,6 +27,7 @@ from kifu.training.experiment import Loaded
 from kifu.training.freeze import Identity, Protocol, freeze
 from kifu.training.layers import Demonstrations, Experiment, HfPolicy, Lora, Optimizer, RecurrentPolicy, Stored
 from kifu.training.machine import resolve_machine
+from kifu.training.starting import start_digest
 from kifu.training.stored import stored_heads, stored_layer
 from kifu.training.tasks import (
     GeneratedTasks,
@@ -75,6 +76,8 @@ class Prepared:
     model: ModelFolder | None
     vocabulary: int
     """Ids of a symbolic policy; 0 for a language model."""
+    start: str | None = None
+    """Digest of the weights the run begins with, where ``policy.from`` names another run."""
 
     @property
     def experiment(self) -> Experiment:
@@ -128,12 +131,17 @@ class Prepared:
         return replace(spec, model=str(self.model.path), weights=weights)
 
 
-def prepare(loaded: Loaded) -> Prepared:
+def prepare(loaded: Loaded, *, start: str | None = None) -> Prepared:
     """Resolve every name of the experiment, freeze the protocol and refuse what cannot work.
+
+    Args:
+        loaded: the experiment.
+        start: digest of the weights that ``policy.from`` named when the run began; looked up when None.
 
     Raises:
         ExperimentError: a layer is missing something or contradicts another.
         ModelError: the model cannot be had.
+        StorageError: ``policy.from`` names no run with weights.
     """
     experiment = loaded.experiment
     environment = loaded.environment or resolve_environment(_located(experiment.environment.name, loaded.folder))
@@ -154,6 +162,8 @@ def prepare(loaded: Loaded) -> Prepared:
     tools = _tool_names(environment, experiment.environment.options)
     renderer = _renderer(experiment, environment, tools=tools, model=model)
     agent = AGENTS[AGENT]()
+    if start is None and experiment.policy.start is not None:
+        start = start_digest(loaded.folder / experiment.policy.start)
     identity = Identity(
         weights=_weights_identity(experiment, model),
         tokenizer=renderer.digests.tokenizer,
@@ -161,6 +171,7 @@ def prepare(loaded: Loaded) -> Prepared:
         parser=renderer.digests.parser,
         controller=agent.id,
         history=str(renderer.digests.extra.get("history", "append/1")),
+        start=start,
     )
     protocol = freeze(
         experiment,
@@ -203,6 +214,7 @@ def prepare(loaded: Loaded) -> Prepared:
         setting=_setting(experiment, environment, renderer=renderer, agent=agent, provenance=provenance),
         model=model,
         vocabulary=renderer.vocab_size if isinstance(renderer, SymbolRenderer) else 0,
+        start=start,
     )
     _check_tasks(prepared)
     return prepared

@@ -10,7 +10,7 @@ from kifu.envs import GuardedEnvironment, Task
 from kifu.envs.guard import Called
 from kifu.envs.segments import next_segment, read_state
 from kifu.errors import BoundaryError, KifuError
-from kifu.records import Replayed, RunReader, StopReason, ToolResult, Trajectory, Turn, Verdict
+from kifu.records import Finish, Replayed, RunReader, StopReason, ToolResult, Trajectory, Turn, Verdict
 from kifu.records.blobs import BlobStore
 from kifu.render import Message
 from kifu.rollout import tool_views
@@ -88,9 +88,8 @@ async def _replay(trajectory: Trajectory, task: Task, prepared: Prepared) -> lis
         found += await _begin(trajectory, task, guard, prepared=prepared)
         for turn in trajectory.turns:
             found += await _turn(turn, guard)
-        last = trajectory.turns[-1] if trajectory.turns else None
-        if trajectory.outcome.reason is StopReason.NATURAL_END and last is not None and not last.results:
-            await guard.answered(last.text)
+        if _has_answer(trajectory):
+            await guard.answered(trajectory.turns[-1].text)
         if trajectory.verdict is not None:
             found += _verdicts(trajectory.verdict, await guard.verify())
             found += _differ("final state digest", trajectory.environment.final_digest, guard.final_digest)
@@ -100,6 +99,17 @@ async def _replay(trajectory: Trajectory, task: Task, prepared: Prepared) -> lis
     finally:
         await guard.close()
     return found
+
+
+def _has_answer(trajectory: Trajectory) -> bool:
+    """Whether the last turn was told to the environment as the final answer, whole or cut."""
+    last = trajectory.turns[-1] if trajectory.turns else None
+    if last is None or last.results:
+        return False
+    if trajectory.outcome.reason is StopReason.TOKEN_LIMIT:
+        is_cut = last.finish is Finish.LENGTH
+        return is_cut and not last.action.sampled and last.action.parse_error is None
+    return trajectory.outcome.reason is StopReason.NATURAL_END
 
 
 async def _begin(trajectory: Trajectory, task: Task, guard: GuardedEnvironment, *, prepared: Prepared) -> list[str]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import tomlkit
 
-from kifu.errors import AlteredError, ExperimentError, KifuError, StorageError
+from kifu.errors import AlteredError, EngineFailure, ExperimentError, KifuError, ModelError, StorageError
 from kifu.evaluation import EvaluationSummary
 from kifu.monitor import PROTOCOL_FILE, RunFolder, protocol_problem, write_atomic
 from kifu.records import Trajectory, read_chain
@@ -55,6 +55,7 @@ def train(loaded: Loaded, *, out: Path | None = None, seed: int = 0, quiet: bool
     Raises:
         ExperimentError: the protocol is incomplete or contradictory; nothing was written.
         StorageError: the folder is taken or the disk is full.
+        ModelError: the engine cannot be brought up; the folder is as it was.
         KifuError: whatever stopped the run; its folder can be resumed.
     """
     prepared = prepare(loaded)
@@ -66,7 +67,12 @@ def train(loaded: Loaded, *, out: Path | None = None, seed: int = 0, quiet: bool
     root = out if out is not None else Path("runs") / f"{loaded.name}-seed{seed}"
     folder = RunFolder.create(root, _facts(prepared, seed))
     _write_protocol(folder, prepared)
-    return _drive(prepared, folder, seed=seed, quiet=quiet)
+    try:
+        return _drive(prepared, folder, seed=seed, quiet=quiet)
+    except (EngineFailure, ExperimentError, ModelError):
+        if not read_chain(folder.weights / VERSIONS).lines:  # nothing began, so there is nothing to go on with
+            folder.discard()
+        raise
 
 
 def resume(root: Path, *, environment: Loaded | None = None, quiet: bool = False) -> Result:
@@ -105,7 +111,7 @@ def reopen(root: Path, *, environment: Loaded | None = None) -> tuple[RunFolder,
     """
     folder = RunFolder.open(root)
     facts = folder.facts()
-    prepared = prepare(environment if environment is not None else _loaded(facts, root))
+    prepared = prepare(environment if environment is not None else _loaded(facts, root), start=facts.get("start"))
     if prepared.protocol.hash != facts["protocol"]:
         raise ExperimentError(
             f"{root}: the run's protocol is {facts['protocol'][:12]}, here it would be {prepared.protocol.hash[:12]}. "
@@ -132,6 +138,7 @@ def _facts(prepared: Prepared, seed: int) -> dict[str, Any]:
         "relative_to": str(loaded.folder.resolve()),
         "machine": {**asdict(prepared.machine), "cpu": cpu.name, "cores": cpu.cores},
         "model": None if prepared.model is None else str(prepared.model.path),
+        "start": prepared.start,
         "status": "running",
     }
 

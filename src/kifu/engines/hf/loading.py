@@ -18,6 +18,8 @@ from kifu.errors import ModelError
 DTYPES: Mapping[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 OTHER_HEADS = ("summary_", "classifier_")
 """Beginnings of configuration names that belong to heads a causal model does not have."""
+_SHOWN = 400
+"""Characters of a foreign message that are passed on."""
 HEAD_TOLERANCE = 2e-2
 """Largest relative distance between the model's logits and a multiple of head times hidden state."""
 
@@ -64,33 +66,80 @@ def load_model(folder: str, *, dtype: str, device: str) -> CausalModel:
     """Load a model folder and check that its logits are a multiple of the head times the last hidden state.
 
     Raises:
-        ModelError: the folder is missing or unreadable, the architecture is unknown, or the logits are computed in a
-            way the engine does not know.
+        ModelError: the folder is missing or unreadable, the architecture is unknown, the weights are not exactly the
+            configuration's or not finite, or the logits are computed in a way the engine does not know.
     """
     if not (Path(folder) / "config.json").is_file():
         raise ModelError(f"no model at `{folder}`: expected a folder with config.json; `kifu models pull` makes one")
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise ModelError(f"device `{device}` was asked for, but torch finds no CUDA device; set machine.device = 'cpu'")
-    try:
-        with _no_progress_bar():
-            whole = AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES[dtype], local_files_only=True)
-    except (OSError, ValueError, KeyError, RuntimeError) as cause:
-        raise ModelError(f"model at `{folder}` cannot be loaded: {type(cause).__name__}: {cause}") from cause
+    whole = _read(folder, dtype=DTYPES[dtype])
     nn.Module.to(whole, device)
     nn.Module.eval(whole)
     _refuse_dropout(whole, folder)
     return _split(whole, folder)
 
 
+def _read(folder: str, *, dtype: torch.dtype) -> PreTrainedModel:
+    """The model of a folder; what transformers would draw at random or leave out is refused."""
+    where = f"model at `{folder}`"
+    try:
+        with _silent():
+            whole, told = AutoModelForCausalLM.from_pretrained(
+                folder,
+                dtype=dtype,
+                local_files_only=True,
+                use_safetensors=True,
+                ignore_mismatched_sizes=True,
+                output_loading_info=True,
+            )
+    except Exception as cause:  # the code of any architecture runs here, over a file anybody wrote
+        why = " ".join(str(cause).split())
+        raise ModelError(
+            f"{where} cannot be loaded: {type(cause).__name__}: {why[:_SHOWN]}. Expected: config.json and safetensors "
+            "weights of one causal language model that the installed transformers knows."
+        ) from cause
+    absent, odd = sorted(told["missing_keys"]), sorted(told["unexpected_keys"])
+    shaped = sorted(f"{name} {tuple(found)} for {tuple(wanted)}" for name, found, wanted in told["mismatched_keys"])
+    if absent or odd or shaped:
+        raise ModelError(
+            f"{where}: its weights are not those config.json describes: {_count(absent, 'missing')}, "
+            f"{_count(odd, 'unknown')}, {_count(shaped, 'of another shape')}. Missing ones would be drawn at random; "
+            "copy or pull the model again, config.json and weights together."
+        )
+    broken = [
+        name
+        for name, value in [*whole.named_parameters(), *whole.named_buffers()]
+        if not bool(torch.isfinite(value).all())
+    ]
+    if broken:
+        raise ModelError(
+            f"{where}: {_count(sorted(broken), 'with values that are not finite')}; the weights are damaged, "
+            f"or {str(dtype).removeprefix('torch.')} cannot hold them"
+        )
+    found: PreTrainedModel = whole
+    return found
+
+
+def _count(names: list[str], what: str) -> str:
+    """A number of tensors, with the first names."""
+    shown = f" ({', '.join(names[:2])}{', …' if len(names) > 2 else ''})" if names else ""
+    return f"{len(names)} {'tensor' if len(names) == 1 else 'tensors'} {what}{shown}"
+
+
 @contextmanager
-def _no_progress_bar() -> Iterator[None]:
-    was_shown = logging.is_progress_bar_enabled()
+def _silent() -> Iterator[None]:
+    """Load without a progress bar and without a report that would stand beside our own message."""
+    was_shown, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
     hide: Callable[[], None] = logging.disable_progress_bar
     show: Callable[[], None] = logging.enable_progress_bar
+    level: Callable[[int], None] = logging.set_verbosity
     hide()
+    level(logging.CRITICAL)
     try:
         yield
     finally:
+        level(verbosity)
         if was_shown:
             show()
 
