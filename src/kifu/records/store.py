@@ -248,6 +248,12 @@ class RunStore:
         self.close()
 
 
+def unfinished(store: RunStore) -> tuple[str, ...]:
+    """Ids of the rollouts that have notes and no trajectory yet, in order of their first note."""
+    with store._guard:
+        return tuple(store._notes)
+
+
 def _succeeded(durable: Durable) -> bool:
     return durable.done() and durable.exception() is None
 

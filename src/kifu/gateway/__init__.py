@@ -1,0 +1,34 @@
+"""A server in front of any sampler that records outside agents, token for token."""
+
+from kifu.gateway.asked import Asked, Choosing, Decoding, Form
+from kifu.gateway.capture import Capture, Delivered
+from kifu.gateway.captured import Captured, Choice
+from kifu.gateway.gateway import Gateway, Opened
+from kifu.gateway.keys import Grant, KeyRing, Role
+from kifu.gateway.refusal import Refusal
+from kifu.gateway.rollout import Desk, Rollout
+from kifu.gateway.said import Said, SaidCall
+from kifu.gateway.settings import Limits, Serving
+
+__all__ = [
+    "Asked",
+    "Capture",
+    "Captured",
+    "Choice",
+    "Choosing",
+    "Decoding",
+    "Delivered",
+    "Desk",
+    "Form",
+    "Gateway",
+    "Grant",
+    "KeyRing",
+    "Limits",
+    "Opened",
+    "Refusal",
+    "Role",
+    "Rollout",
+    "Said",
+    "SaidCall",
+    "Serving",
+]

@@ -1,0 +1,305 @@
+"""Rollouts of outside agents: opened with their keys, judged once, sealed into records, recovered after a crash."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from kifu.errors import RecordError
+from kifu.gateway.asked import Asked
+from kifu.gateway.capture import Delivered
+from kifu.gateway.captured import captured_from_json
+from kifu.gateway.keys import Grant, KeyRing, Role, digest, mint
+from kifu.gateway.refusal import Refusal
+from kifu.gateway.rollout import Constrain, Counts, Desk, Rollout
+from kifu.gateway.settings import Serving
+from kifu.policy import Constraint, Generation, Sampler
+from kifu.records import (
+    BlobStore,
+    Costs,
+    EnvironmentRef,
+    Event,
+    Outcome,
+    Provenance,
+    RolloutKey,
+    RunStore,
+    Sampling,
+    StopReason,
+    TaskRef,
+    Trajectory,
+    Turn,
+    Verdict,
+    unfinished,
+)
+from kifu.render import ChatRenderer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """What the owner of a rollout hands out."""
+
+    id: str
+    model_key: str
+    """For the agent: ``OPENAI_API_KEY``, ``ANTHROPIC_API_KEY``."""
+    verdict_key: str
+    """For the verifier; the agent must not have it."""
+    path: str
+    """Readable alias: the base URL of the agent is the gateway's address, this, and ``/v1``."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Open:
+    """A rollout that is not sealed."""
+
+    rollout: Rollout
+    environment: EnvironmentRef
+    opened_at: float
+    verdict: Verdict | None = None
+
+
+def _unconstrained(asked: Asked, renderer: ChatRenderer) -> Constraint | None:
+    del asked, renderer
+    return None
+
+
+class Gateway:
+    """Holds the rollouts of one run. Everything runs on one event loop.
+
+    Args:
+        sampler: the policy.
+        renderer: of its model.
+        store: of the run; calls and records become durable in it.
+        serving: how rollouts sample unless they say otherwise.
+        blobs: where bitmaps of supports are kept.
+        bitmaps: the sampler's table of them.
+        constrain: the grammar of an answer, where a call asks for a form.
+        admin_key: opens, seals and looks at rollouts over HTTP; None allows nobody to.
+    """
+
+    def __init__(
+        self,
+        *,
+        sampler: Sampler,
+        renderer: ChatRenderer,
+        store: RunStore,
+        serving: Serving | None = None,
+        blobs: BlobStore | None = None,
+        bitmaps: Mapping[str, bytes] | None = None,
+        constrain: Constrain = _unconstrained,
+        admin_key: str | None = None,
+        mint_key: Callable[[], str] = mint,
+    ) -> None:
+        self.keys = KeyRing()
+        self.sealed = Counts()
+        """Of sealed rollouts, added up."""
+        self.delivered = Delivered()
+        """Of sealed rollouts, added up."""
+        self._store = store
+        self._blobs = blobs
+        self._bitmaps = {} if bitmaps is None else bitmaps
+        self._mint = mint_key
+        self._open: dict[str, _Open] = {}
+        self.desk = Desk(
+            sampler=sampler,
+            renderer=renderer,
+            serving=serving or Serving(),
+            constrain=constrain,
+            keep=self._keep_bitmaps,
+        )
+        if admin_key is not None:
+            self.keys.add(digest(admin_key), Grant(role=Role.ADMIN))
+
+    @property
+    def under_way(self) -> int:
+        """Calls not answered yet, of all rollouts."""
+        return sum(item.rollout.under_way for item in self._open.values())
+
+    @property
+    def rollouts(self) -> tuple[str, ...]:
+        """Ids of the open rollouts."""
+        return tuple(self._open)
+
+    def rollout(self, name: str) -> Rollout:
+        """An open rollout.
+
+        Raises:
+            Refusal: there is none of this id.
+        """
+        found = self._open.get(name)
+        if found is None:
+            raise Refusal(f"no open rollout {name!r}", status=404, code="not_found")
+        return found.rollout
+
+    async def open(
+        self,
+        key: RolloutKey,
+        task: TaskRef,
+        *,
+        environment: EnvironmentRef | None = None,
+        sampling: Sampling | None = None,
+        frozen: bool | None = None,
+    ) -> Opened:
+        """Begin a rollout; its keys work when this returns.
+
+        Args:
+            key: place in the run; one that was used is refused.
+            task: what the agent attempts.
+            environment: the world it acts in, as far as the owner knows it.
+            sampling: instead of the gateway's own.
+            frozen: instead of the gateway's own.
+
+        Raises:
+            Refusal: the key is taken, or too many rollouts are open.
+        """
+        if key.id in self._open or self._store.digest(key.id) is not None:
+            raise Refusal(f"rollout {key.id} exists; every attempt needs a key of its own", status=409, code="exists")
+        limits = self.desk.serving.limits
+        if len(self._open) >= limits.rollouts:
+            raise Refusal(f"{limits.rollouts} rollouts are open; seal some first", status=429, code="too_many")
+        model_key, verdict_key = self._mint(), self._mint()
+        serving = self.desk.serving
+        entry = {
+            "kind": "open",
+            "task": asdict(task),
+            "environment": asdict(environment or EnvironmentRef(id="outside", version="1", seed=key.seed)),
+            "sampling": asdict(sampling or serving.sampling),
+            "frozen": serving.frozen if frozen is None else frozen,
+            "keys": [digest(model_key), digest(verdict_key)],
+            "opened_at": self.desk.clock(),
+        }
+        self._begin(key, entry)
+        await asyncio.wrap_future(self._store.note(key.id, entry))
+        return Opened(id=key.id, model_key=model_key, verdict_key=verdict_key, path=f"/r/{key.id}")
+
+    async def judge(self, name: str, verdict: Verdict) -> None:
+        """Take the verdict of a rollout; the first one stands.
+
+        Raises:
+            Refusal: there is no such open rollout, or it was judged.
+        """
+        self.rollout(name)
+        item = self._open[name]
+        if item.verdict is not None and item.verdict != verdict:
+            raise Refusal(f"rollout {name} was judged; the first verdict stands", status=409, code="judged")
+        item.verdict = verdict
+        await asyncio.wrap_future(self._store.note(name, {"kind": "verdict", "verdict": _verdict_to_json(verdict)}))
+
+    async def seal(self, name: str, outcome: Outcome | None = None) -> Trajectory:
+        """End a rollout: its keys are revoked, calls under way are stopped, its record is durable on return.
+
+        Args:
+            name: id of the rollout.
+            outcome: how the episode ended; by default as the last turn and the verdict say.
+        """
+        self.rollout(name)
+        item = self._open.pop(name)
+        self.keys.revoke(name)
+        rollout = item.rollout
+        await rollout.close()
+        tapes, turns = rollout.capture.build(rollout.num_turns)
+        ended = outcome or _outcome(turns, item.verdict)
+        now = self.desk.clock()
+        trajectory = Trajectory(
+            key=rollout.key,
+            task=rollout.task,
+            environment=item.environment,
+            provenance=self._provenance(),
+            tapes=tapes,
+            turns=turns,
+            outcome=ended,
+            verdict=None if ended.infra_error else item.verdict,
+            costs=Costs(
+                seconds=max(now - item.opened_at, 0.0),
+                generation_s=sum(turn.seconds for turn in turns),
+                started_at=item.opened_at,
+            ),
+        )
+        await asyncio.wrap_future(self._store.accept(trajectory))
+        self.delivered += rollout.capture.delivered
+        for field_name in Counts.__dataclass_fields__:
+            total = getattr(self.sealed, field_name) + getattr(rollout.counts, field_name)
+            setattr(self.sealed, field_name, total)
+        return trajectory
+
+    def refuse_late(self) -> Refusal:
+        """Count a call whose rollout is sealed."""
+        self.sealed.late += 1
+        return Refusal("this rollout is sealed; it takes no more calls", status=410, code="sealed")
+
+    def recover(self) -> tuple[str, ...]:
+        """Take up the rollouts an interrupted process left open: keys, calls, verdicts. Gives their ids."""
+        found = []
+        for name in unfinished(self._store):
+            entries = self._store.notes(name)
+            if not entries or entries[0].get("kind") != "open":
+                continue
+            item = self._begin(RolloutKey.parse(name), entries[0])
+            for entry in entries[1:]:
+                _replay(item, entry)
+            found.append(name)
+        return tuple(found)
+
+    def _begin(self, key: RolloutKey, entry: Mapping[str, Any]) -> _Open:
+        sampling: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in entry["sampling"].items()
+        }
+        serving = replace(self.desk.serving, sampling=Sampling(**sampling), frozen=entry["frozen"])
+        rollout = Rollout(
+            replace(self.desk, serving=serving),
+            key=key,
+            task=TaskRef(**entry["task"]),
+            log=lambda body: self._store.note(key.id, body),
+        )
+        item = _Open(rollout=rollout, environment=EnvironmentRef(**entry["environment"]), opened_at=entry["opened_at"])
+        self._open[key.id] = item
+        for name, role in zip(entry["keys"], (Role.MODEL, Role.VERDICT), strict=True):
+            self.keys.add(name, Grant(role=role, rollout=key.id))
+        return item
+
+    def _keep_bitmaps(self, generation: Generation) -> None:
+        if self._blobs is None:
+            return
+        for support in generation.support or ():
+            if support is not None and support.mask is not None and not self._blobs.has(support.mask):
+                self._blobs.put(self._bitmaps[support.mask])
+
+    def _provenance(self) -> Provenance:
+        digests = self.desk.renderer.digests
+        return replace(
+            self.desk.serving.provenance,
+            tokenizer=digests.tokenizer,
+            template=digests.template,
+            parser=digests.parser,
+            history="gateway/1",
+        )
+
+
+def _replay(item: _Open, entry: Mapping[str, Any]) -> None:
+    match entry.get("kind"):
+        case "call":
+            item.rollout.restore(captured_from_json(entry["call"]))
+        case "event":
+            item.rollout.capture.mark(entry["turn"], Event(kind=entry["event"]))
+        case "verdict":
+            item.verdict = Verdict(**entry["verdict"])
+        case other:
+            raise RecordError(f"{item.rollout.key.id}: a log entry of kind {other!r}; written by a newer kifu")
+
+
+def _outcome(turns: tuple[Turn, ...], verdict: Verdict | None) -> Outcome:
+    """How an episode ended that nobody ended otherwise."""
+    spoken = [turn for turn in turns if turn.stop > turn.start]
+    if not spoken:
+        return Outcome(reason=StopReason.AGENT_ERROR, detail="the agent made no call that was answered")
+    if not spoken[-1].action.executed:
+        return Outcome(reason=StopReason.NATURAL_END)
+    if verdict is None or verdict.success is None:
+        return Outcome(reason=StopReason.CANCELLED, detail="sealed after a tool call, without a verdict")
+    return Outcome(reason=StopReason.SUCCESS if verdict.success else StopReason.FAILURE)
+
+
+def _verdict_to_json(verdict: Verdict) -> dict[str, Any]:
+    names = ("world_state_checks", "format_checks", "safety_checks", "resource_usage")
+    plain = {name: dict(getattr(verdict, name)) for name in names}
+    others = ("success", "score", "invalid_actions", "infra_status", "assurance", "verifier", "evidence")
+    return {**plain, **{name: getattr(verdict, name) for name in others}}

@@ -1,0 +1,384 @@
+"""One rollout of an outside agent: its calls are placed, sampled, logged, then answered."""
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from kifu.errors import EngineFailure, KifuError, RenderError, crossing
+from kifu.gateway.asked import Asked, Choosing
+from kifu.gateway.capture import CALL, Capture, Found, digest_of
+from kifu.gateway.captured import Captured, Choice, captured_to_json, problem_of
+from kifu.gateway.deciding import Decided, decide
+from kifu.gateway.placing import Laid, as_message, in_call_order, lay_after, lay_fresh, without_stop
+from kifu.gateway.refusal import Refusal
+from kifu.gateway.said import Said
+from kifu.gateway.settings import Serving
+from kifu.gateway.speech import Manner, speak
+from kifu.policy import Constraint, Generation, Request, Sampler
+from kifu.records import Durable, Event, Ints, Origin, RolloutKey, TaskRef, as_ints
+from kifu.render import ChatRenderer, Message, Piece
+
+
+class Log(Protocol):
+    """Where calls become durable."""
+
+    def __call__(self, entry: Mapping[str, Any]) -> Durable:
+        """Append an entry of the rollout; done when it is on the disk."""
+        ...
+
+
+Constrain = Callable[[Asked, ChatRenderer], Constraint | None]
+"""The grammar of an answer, where a call asks for a form."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Desk:
+    """What all rollouts of a gateway share."""
+
+    sampler: Sampler
+    renderer: ChatRenderer
+    serving: Serving
+    constrain: Constrain
+    keep: Callable[[Generation], None] = lambda generation: None
+    """Makes the bitmaps that the supports of a generation name durable."""
+    clock: Callable[[], float] = time.time
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of ids."""
+        return self.serving.vocabulary or self.renderer.tokenizer.vocab_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Placed:
+    """A call that can be sampled."""
+
+    asked: Asked
+    turn: int
+    body: str
+    retry_key: str
+    found: Found
+    laid: Laid
+    said: tuple[Said, ...]
+    messages: tuple[Message, ...]
+    decided: Decided
+    constraint: Constraint | None
+    asked_at: float
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Underway:
+    """A call and how often clients came back for it."""
+
+    body: str
+    retry_key: str
+    task: "asyncio.Task[Captured]"
+    claims: int = 0
+    delivered: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class Counts:
+    """What happened beside answered calls."""
+
+    calls: int = 0
+    replayed: int = 0
+    failed: int = 0
+    late: int = 0
+    disconnected: int = 0
+    unknown_fields: int = 0
+
+
+class Rollout:
+    """Calls of one rollout. Everything runs on one event loop.
+
+    Args:
+        desk: shared.
+        key: place in the run.
+        task: what the agent attempts.
+        log: where its calls become durable.
+    """
+
+    def __init__(self, desk: Desk, *, key: RolloutKey, task: TaskRef, log: Log) -> None:
+        self.desk = desk
+        self.key = key
+        self.task = task
+        self.capture = Capture()
+        self.counts = Counts()
+        self.num_turns = 0
+        self._log = log
+        self._calls: list[Underway] = []
+        self.sealed = False
+
+    @property
+    def under_way(self) -> int:
+        """Calls not answered yet."""
+        return sum(not call.task.done() for call in self._calls)
+
+    def begin(self, asked: Asked, *, body: str, retry: int = 0, retry_key: str = "") -> Underway:
+        """Place a call and start it, or find the one it repeats.
+
+        Args:
+            asked: the call.
+            body: digest of its body.
+            retry: how often the client's library tried before, by its own count.
+            retry_key: the client's own name of the call, equal on retries.
+
+        Raises:
+            Refusal: the rollout is sealed, or the call cannot be answered.
+        """
+        if self.sealed:
+            self.counts.late += 1
+            raise Refusal(f"rollout {self.key.id} is sealed; it takes no more calls", status=410, code="sealed")
+        again = self._repeated(body, retry=retry, retry_key=retry_key)
+        if again is not None:
+            again.claims += 1
+            self.counts.replayed += 1
+            return again
+        limits = self.desk.serving.limits
+        if self.under_way >= limits.calls_per_rollout:
+            raise Refusal(
+                f"{self.under_way} calls of rollout {self.key.id} are under way, at most {limits.calls_per_rollout} "
+                "may be; wait for one to be answered",
+                status=429,
+                code="rate_limit_exceeded",
+            )
+        placed = self._place(asked, body=body, retry_key=retry_key)
+        call = Underway(body=body, retry_key=retry_key, task=asyncio.create_task(self._answer(placed)))
+        call.task.add_done_callback(_looked_at)
+        self._calls.append(call)
+        self.counts.calls += 1
+        self.counts.unknown_fields += len(asked.unknown)
+        return call
+
+    def restore(self, call: Captured) -> None:
+        """Take a call back from the log."""
+        self.num_turns = max(self.num_turns, call.turn + call.num_turns)
+        self.capture.apply(call)
+        done: asyncio.Future[Captured] = asyncio.get_running_loop().create_future()
+        done.set_result(call)
+        self._calls.append(Underway(body=call.body, retry_key=call.retry_key, task=done))  # type: ignore[arg-type]
+
+    async def close(self) -> None:
+        """Take no more calls and stop those under way."""
+        self.sealed = True
+        open_tasks = [call.task for call in self._calls if not call.task.done()]
+        for task in open_tasks:
+            task.cancel()
+        await asyncio.gather(*open_tasks, return_exceptions=True)
+        for context in {self.key.id, *(f"{self.key.id}/turn{turn}" for turn in range(self.num_turns))}:
+            self.desk.sampler.release(context)
+
+    def mark(self, turn: int, kind: str) -> None:
+        """Record what became of an answer after it was logged."""
+        if kind == "capture.disconnected":
+            self.counts.disconnected += 1
+        if not self.sealed:
+            self._log({"kind": "event", "turn": turn, "event": kind})
+            self.capture.mark(turn, Event(kind=kind))
+
+    def _repeated(self, body: str, *, retry: int, retry_key: str) -> Underway | None:
+        """The call a retry repeats: the one with its key, else one with its body that was not delivered."""
+        if retry_key:
+            found = [call for call in self._calls if call.retry_key == retry_key]
+            if any(call.body != body for call in found):
+                raise Refusal(
+                    f"the idempotency key {retry_key!r} was used with another body; use a new one",
+                    code="idempotency_key_in_use",
+                )
+        else:
+            found = [call for call in self._calls if call.body == body] if retry > 0 else []
+        found = [call for call in found if not _failed(call.task)]
+        return min(found, key=lambda call: (call.delivered, call.claims), default=None)
+
+    def _place(self, asked: Asked, *, body: str, retry_key: str) -> Placed:
+        desk, found = self.desk, Found()
+        news, messages = asked.messages, tuple[Message, ...]()
+        try:
+            if asked.prompt is not None:
+                found, laid = self._lay_bare(asked.prompt)
+            else:
+                found = self.capture.find(asked.messages, asked.tools_digest)
+                news, messages, laid = self._lay(asked, found)
+        except RenderError as error:
+            raise Refusal(f"messages: {error}", field="messages", code="invalid_prompt") from error
+        if found.parent is not None and laid.shared == 0 and found.matched:
+            found = Found(depth=found.depth)
+        room = desk.serving.max_context - int(laid.token_ids.size)
+        if room < 1 or not laid.token_ids.size:
+            raise Refusal(
+                f"the prompt has {laid.token_ids.size} tokens, the context holds {desk.serving.max_context}; "
+                "between one token and one less than the context are needed",
+                field="messages",
+                code="context_length_exceeded",
+            )
+        if int(laid.token_ids.max()) >= desk.vocabulary:
+            raise Refusal(f"prompt: id {int(laid.token_ids.max())} is outside the vocabulary", field="prompt")
+        decided = decide(asked, serving=desk.serving, purpose=self.key.purpose, room=room, renderer=desk.renderer)
+        constraint = desk.constrain(asked, desk.renderer)
+        if found.candidates:
+            decided = replace(decided, withheld="ambiguous parent")
+        turn, self.num_turns = self.num_turns, self.num_turns + asked.n
+        return Placed(
+            asked=asked,
+            turn=turn,
+            body=body,
+            retry_key=retry_key,
+            found=found,
+            laid=laid,
+            said=news,
+            messages=messages,
+            decided=decided,
+            constraint=constraint,
+            asked_at=desk.clock(),
+        )
+
+    def _lay(self, asked: Asked, found: Found) -> tuple[tuple[Said, ...], tuple[Message, ...], Laid]:
+        renderer, tools, parent = self.desk.renderer, asked.tools, found.parent
+        if parent is not None:
+            news = in_call_order(asked.messages[found.matched :], parent.choice.said.calls)
+            messages, known = self._rendered(news, asked)
+            try:
+                laid = lay_after(
+                    renderer, parent.context, history=parent.messages, news=messages, tools=tools, known=known
+                )
+            except RenderError:
+                laid = None
+            if laid is not None and laid.shared:
+                return news, messages, laid
+        messages, known = self._rendered(asked.messages, asked)
+        return asked.messages, messages, lay_fresh(renderer, messages, tools=tools, known=known)
+
+    def _lay_bare(self, prompt: str | Ints) -> tuple[Found, Laid]:
+        """A prompt without a template: ids as they are, text as the model's tokenizer writes it."""
+        tokenizer = self.desk.renderer.tokenizer
+        found = self.capture.find_bare(prompt, self.desk.renderer.stop_ids)
+        if found is None:
+            ids = tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+            pieces = (Piece(origin=Origin.PROMPT, token_ids=ids),) if ids.size else ()
+            return Found(), Laid(pieces=pieces, shared=0, token_ids=ids)
+        node, shared, rest = found
+        more = tokenizer.encode(rest) if isinstance(prompt, str) else as_ints(prompt[shared:])
+        pieces = (Piece(origin=Origin.CONTROLLER, token_ids=more),) if more.size else ()
+        ids = as_ints([*node.context[:shared].tolist(), *more.tolist()])
+        return Found(parent=node), Laid(pieces=pieces, shared=shared, token_ids=ids)
+
+    def _rendered(self, news: tuple[Said, ...], asked: Asked) -> tuple[tuple[Message, ...], dict[int, Ints]]:
+        """Messages for the renderer; what the policy wrote keeps its text and its ids."""
+        renderer = self.desk.renderer
+        messages: list[Message] = []
+        known: dict[int, Ints] = {}
+        for at, said in enumerate(news):
+            node = self.capture.spoken(said)
+            if node is None:
+                messages.append(as_message(said, renderer=renderer, tools=asked.tools))
+            else:
+                messages.append(node.choice.message)
+                known[at] = without_stop(node.choice.generation.token_ids, renderer.stop_ids)
+        return tuple(messages), known
+
+    async def _answer(self, placed: Placed) -> Captured:
+        """Sample, log, apply; the result is durable."""
+        desk, limits = self.desk, self.desk.serving.limits
+        try:
+            async with asyncio.timeout(limits.call_s):
+                with crossing(EngineFailure, f"sampling turn {placed.turn} of {self.key.id}"):
+                    requests = [self._request(placed, at) for at in range(placed.asked.n)]
+                    made = await asyncio.gather(*(desk.sampler.sample(request) for request in requests))
+        except (EngineFailure, TimeoutError) as error:
+            self.counts.failed += 1
+            why = f"not answered within {limits.call_s} s" if isinstance(error, TimeoutError) else str(error)[:2000]
+            await self._commit(self._captured(placed, choices=(), error=why))
+            status = 504 if isinstance(error, TimeoutError) else 500
+            raise Refusal(why, status=status, code="engine_error") from error
+        choices = tuple(self._choice(placed, generation, at) for at, generation in enumerate(made))
+        for generation in made:
+            await asyncio.to_thread(desk.keep, generation)
+        return await self._commit(self._captured(placed, choices=choices))
+
+    async def _commit(self, call: Captured) -> Captured:
+        try:
+            await asyncio.wrap_future(self._log({"kind": "call", "call": captured_to_json(call)}))
+        except KifuError as error:
+            raise Refusal(
+                f"the answer could not be recorded, so it is not given: {error}", status=503, code="not_recorded"
+            ) from error
+        self.capture.apply(call)
+        return call
+
+    def _request(self, placed: Placed, choice: int) -> Request:
+        seed = placed.asked.decoding.seed
+        stream = f"{self.key.id}/{self.task.id}"
+        turn = placed.turn + choice
+        if seed is not None:  # equal seeds and contexts give equal answers, whenever they are asked for
+            stream, turn = f"{stream}/seed{seed}/{digest_of(placed.laid.token_ids)}/{choice}", 0
+        sampling = replace(
+            placed.decided.sampling,
+            stream=stream,
+            grammar=None if placed.constraint is None else placed.constraint.digest,
+        )
+        alone = placed.asked.n == 1 and not self.under_way - 1
+        return Request(
+            context=self.key.id if alone else f"{self.key.id}/turn{placed.turn + choice}",
+            token_ids=placed.laid.token_ids,
+            sampling=sampling,
+            turn=turn,
+            max_new_tokens=placed.decided.max_new_tokens,
+            constraint=placed.constraint,
+            prefix_group=f"{self.key.purpose}/{self.key.step}/{self.key.group}",
+        )
+
+    def _choice(self, placed: Placed, generation: Generation, at: int) -> Choice:
+        asked = placed.asked
+        problem = problem_of(generation, vocabulary=self.desk.vocabulary)
+        withheld = placed.decided.withheld
+        if problem is not None:
+            withheld = f"invalid generation: {problem}"
+        name = hashlib.sha256(f"{self.key.id}/{placed.turn + at}".encode()).hexdigest()[:20]
+        manner = Manner(tools=() if asked.choosing is Choosing.NONE else asked.tools, stop_strings=asked.decoding.stop)
+        return speak(self.desk.renderer, generation, manner=manner, name=name, withheld=withheld)
+
+    def _captured(self, placed: Placed, *, choices: tuple[Choice, ...], error: str | None = None) -> Captured:
+        asked, found, laid = placed.asked, placed.found, placed.laid
+        detail: dict[str, Any] = {"api": asked.api, "model": asked.model}
+        for name in ("inert", "unknown"):
+            if getattr(asked, name):
+                detail[name] = list(getattr(asked, name))
+        if placed.decided.overridden:
+            detail["overridden"] = list(placed.decided.overridden)
+        if found.depth < len(asked.messages) and (found.parent is not None or self.capture.has_turns):
+            detail["differs_at"] = found.depth
+        return Captured(
+            turn=placed.turn,
+            num_turns=asked.n,
+            body=placed.body,
+            retry_key=placed.retry_key,
+            tools_digest=asked.tools_digest,
+            prompt=None if asked.prompt is None else asked.prompt if isinstance(asked.prompt, str) else "",
+            parent=None if found.parent is None else found.parent.turn,
+            ambiguous=found.candidates,
+            shared=laid.shared,
+            respelled=found.respelled,
+            pieces=laid.pieces,
+            context=digest_of(laid.token_ids),
+            said=placed.said,
+            messages=placed.messages,
+            choices=choices,
+            events=(Event(kind=CALL, detail=detail),),
+            error=error,
+            asked_at=placed.asked_at,
+            answered_at=self.desk.clock(),
+        )
+
+
+def _failed(task: "asyncio.Future[Captured]") -> bool:
+    return task.done() and (task.cancelled() or task.exception() is not None or task.result().error is not None)
+
+
+def _looked_at(task: "asyncio.Task[Captured]") -> None:
+    """Whoever asked may be gone; the failure is in the log."""
+    if not task.cancelled():
+        task.exception()
