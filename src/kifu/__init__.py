@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from kifu.envs.contract import Environment
-    from kifu.envs.spec import Capabilities, Observation, Reply, SnapshotKind, Task
+    from kifu.envs.spec import Capabilities, Component, Observation, Reply, SnapshotKind, Task
     from kifu.envs.tools import tool
     from kifu.errors import KifuError
     from kifu.models.resolve import pull
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _TABLE = {
     "Capabilities": "kifu.envs.spec:Capabilities",
+    "Component": "kifu.envs.spec:Component",
     "Environment": "kifu.envs.contract:Environment",
     "KifuError": "kifu.errors:KifuError",
     "Observation": "kifu.envs.spec:Observation",
@@ -39,6 +40,7 @@ _TABLE = {
 
 __all__ = [
     "Capabilities",
+    "Component",
     "Environment",
     "KifuError",
     "Observation",

@@ -4,10 +4,11 @@ from typing import Any
 
 import pytest
 
-from kifu.envs import Environment, Reply, Task
-from kifu.envs.declared import asking, check_declared, tool_names
+from kifu.envs import Component, Environment, Reply, Task
+from kifu.envs.declared import asking, check_components, check_declared, tool_names
 from kifu.envs.registry import ENVIRONMENTS
-from kifu.errors import EnvironmentFailure, RecordError, UsageError
+from kifu.errors import EnvironmentFailure, ExperimentError, RecordError, UsageError
+from kifu.records import ToolCall
 
 
 @pytest.mark.parametrize("environment", ENVIRONMENTS.values())
@@ -26,6 +27,8 @@ def test_every_built_in_environment_declares_itself_well(environment: type[Envir
         ("vocabulary", "dark bright"),
         ("vocabulary", (1, 2)),
         ("facts", {"success": 3}),
+        ("components", {"clue": "paid once"}),
+        ("components", ("clue",)),
     ],
 )
 def test_a_declaration_of_the_wrong_type_is_named(name: str, value: object) -> None:
@@ -68,3 +71,54 @@ def test_a_task_that_no_record_can_name_is_refused(fields: dict[str, Any]) -> No
 def test_a_reply_that_no_record_can_hold_is_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(RecordError, match=r"reply|trust"):
         Reply(text="ok", **fields)
+
+
+DECLARED: dict[str, Any] = {
+    "scores": "a clue",
+    "labeller": "the rule",
+    "is_checkable": True,
+    "needs_continuation": False,
+    "is_repeatable": False,
+    "changes_optimum": True,
+}
+
+
+class TestComponents:
+    @pytest.mark.parametrize("missing", DECLARED)
+    def test_all_six_declarations_are_needed(self, missing: str) -> None:
+        with pytest.raises(TypeError, match=missing):
+            Component(**{name: value for name, value in DECLARED.items() if name != missing})
+
+    @pytest.mark.parametrize(
+        ("name", "value"), [("scores", " "), ("labeller", ""), ("is_repeatable", "no"), ("changes_optimum", 0)]
+    )
+    def test_a_declaration_says_something(self, name: str, value: object) -> None:
+        with pytest.raises(RecordError, match=name):
+            Component(**{**DECLARED, name: value})
+
+    def test_what_nobody_pays_is_named_with_the_nearest(self) -> None:
+        world = ENVIRONMENTS["key_door"]
+        check_components(world, ["clue", "looked"], where="credit.components")
+        with pytest.raises(
+            ExperimentError, match=r"credit\.components: .*`key_door`.*`loked`; did you mean `looked`\?"
+        ):
+            check_components(world, ["clue", "loked"], where="credit.components")
+
+    def test_an_environment_that_declares_none_pays_none(self) -> None:
+        with pytest.raises(ExperimentError, match="declares none"):
+            check_components(ENVIRONMENTS["corridor"], ["clue"], where="here")
+
+    def test_only_the_naive_reward_for_looking_can_be_paid_twice(self) -> None:
+        world = ENVIRONMENTS["key_door"]
+        assert {name for name, item in world.components.items() if item.is_repeatable} == {"looked"}
+        for name in world.components:
+            episodes = _paid(name, ("inspect", "inspect", "pickup_red", "open_red", "open_red", "inspect"))
+            assert (episodes > 1) == world.components[name].is_repeatable
+
+
+def _paid(component: str, actions: tuple[str, ...]) -> int:
+    """How often an episode behind a red door is paid a component."""
+    world = ENVIRONMENTS["key_door"]()
+    world.reset(Task(id="t", data={"door": "red"}), 0)
+    replies = [world.step(ToolCall(name=action)) for action in actions]
+    return sum(component in reply.rewards for reply in replies if isinstance(reply, Reply))

@@ -64,6 +64,7 @@ T1 = "groups.0.trajectories.0"
         ("gamma", -0.1, ["`gamma`", "found -0.1"]),
         ("groups", [], ["`groups`"]),
         ("groups.0.trajectories", [], ["group 0", "`trajectories`"]),
+        ("components", {"format": 1.0}, ["`components.format`", "no turn is paid `format`"]),
         ("gama", 1.0, ["`gama`", "did you mean `gamma`?"]),
     ],
 )

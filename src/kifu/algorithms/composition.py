@@ -143,6 +143,14 @@ class Algorithm(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TurnRewards:
+    """A method that reads reward components itself, whatever their weights."""
+
+    component: str | None
+    """The one it reads; None reads all of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """How collected data is used."""
 
@@ -170,6 +178,8 @@ class Plan:
     """Whether logprobs under the weights the method began with are computed for every trained token."""
     needs_reward_model: bool = False
     """Whether every attempt is scored by a model fitted to preferences before the run."""
+    turn_rewards: TurnRewards | None = None
+    """Reward components it reads by itself."""
 
 
 def options_of(algorithm: Algorithm) -> dict[str, object]:

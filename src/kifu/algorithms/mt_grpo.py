@@ -16,6 +16,7 @@ from kifu.algorithms.composition import (
     Source,
     StdName,
     TurnCredit,
+    TurnRewards,
     reduction_of,
     scale_of,
     unless_silent,
@@ -105,7 +106,7 @@ class MtGrpo:
     @property
     def plan(self) -> Plan:
         """Fresh rollouts in groups."""
-        return Plan(needs_group=True, epochs=self.epochs)
+        return Plan(needs_group=True, epochs=self.epochs, turn_rewards=TurnRewards(component=self.component))
 
 
 def _first_tool_turn(episode: Episode) -> int | None:

@@ -17,6 +17,7 @@ from kifu.algorithms.composition import (
     Source,
     StdName,
     TurnCredit,
+    TurnRewards,
     reduction_of,
     scale_of,
     unless_silent,
@@ -97,4 +98,4 @@ class Tara:
     @property
     def plan(self) -> Plan:
         """Fresh rollouts in groups."""
-        return Plan(needs_group=True, epochs=self.epochs)
+        return Plan(needs_group=True, epochs=self.epochs, turn_rewards=TurnRewards(component=self.component))

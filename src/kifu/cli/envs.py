@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from kifu.cli.commands import CHECK_ENVIRONMENT
-from kifu.cli.console import AsJson, cells, document, grid, guarded, output, percent, say
+from kifu.cli.console import AsJson, cells, document, grid, guarded, output, percent, plain, say
 from kifu.cli.deferred import defer
 from kifu.envs import ENVIRONMENTS, resolve_environment
 from kifu.envs.card import Card, environment_card
@@ -80,6 +80,9 @@ def _print(found: Card) -> None:
         table.add_row(*cells(question, getattr(found, field)))
     for tool in found.tools:
         table.add_row(*cells(f"tool {tool['name']}", tool["description"]))
+    for name, item in found.components.items():
+        said = [f"{field.replace('_', ' ')} {plain(value)}" for field, value in item.items() if field != "scores"]
+        table.add_row(*cells(f"component {name}", f"{item['scores']}; {', '.join(said)}"))
     output().print(table)
     scores = grid("\nmean reward without a model", "agent", "tasks", "mean", "low", "high", "turns", "errors")
     for score in found.scores:

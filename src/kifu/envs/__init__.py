@@ -4,7 +4,7 @@ from kifu.envs.contract import Environment, digest_state
 from kifu.envs.guard import Called, GuardedEnvironment
 from kifu.envs.pool import WorkerPool
 from kifu.envs.registry import ENVIRONMENTS, resolve_environment
-from kifu.envs.spec import Capabilities, Observation, Reply, Snapshot, SnapshotKind, Task, ToolSpec
+from kifu.envs.spec import Capabilities, Component, Observation, Reply, Snapshot, SnapshotKind, Task, ToolSpec
 from kifu.envs.splits import SPLITS, in_share, split_range
 from kifu.envs.tools import (
     check_arguments,
@@ -23,6 +23,7 @@ __all__ = [
     "SPLITS",
     "Called",
     "Capabilities",
+    "Component",
     "Environment",
     "GuardedEnvironment",
     "Observation",

@@ -66,6 +66,8 @@ class Card:
     tools: tuple[Mapping[str, Json], ...]
     """Of the first task's initial state."""
     capabilities: Mapping[str, Json]
+    components: Mapping[str, Mapping[str, Json]]
+    """Six declarations of everything that can be paid on the way."""
     scores: tuple[AgentScore, ...]
 
     def to_json(self) -> dict[str, Json]:
@@ -74,6 +76,7 @@ class Card:
             **{name: getattr(self, name) for name in self.__slots__ if isinstance(getattr(self, name), str)},
             "tools": [dict(tool) for tool in self.tools],
             "capabilities": dict(self.capabilities),
+            "components": {name: dict(item) for name, item in self.components.items()},
             "scores": [{**asdict(score), "components": dict(score.components)} for score in self.scores],
         }
         return found
@@ -131,6 +134,7 @@ async def _card(cls: type[Environment], tasks: Sequence[Task]) -> Card:
         instructions=cls.instructions,
         tools=tools,
         capabilities=asdict(cls.capabilities),
+        components={name: asdict(item) for name, item in cls.components.items()},
         scores=tuple([await _measure(cls, tasks, name) for name in _agents(cls, tasks[0], bool(tools))]),
     )
 

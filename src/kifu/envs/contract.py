@@ -10,7 +10,7 @@ import json
 from collections.abc import Awaitable, Iterable, Mapping
 from typing import ClassVar
 
-from kifu.envs.spec import Capabilities, Observation, Reply, Snapshot, SnapshotKind, Task, ToolSpec
+from kifu.envs.spec import Capabilities, Component, Observation, Reply, Snapshot, SnapshotKind, Task, ToolSpec
 from kifu.envs.tools import check_call, class_tools
 from kifu.records import ToolCall, Verdict
 
@@ -29,6 +29,8 @@ class Environment:
     """Every whitespace-separated symbol an observation can hold, for symbolic policies; empty: text only."""
     facts: ClassVar[Mapping[str, str]] = {}
     """For the environment card and the protocol: state space, hidden variables, irreversible actions, criteria."""
+    components: ClassVar[Mapping[str, Component]] = {}
+    """What replies may pay on the way, by name. What is not declared here cannot be given a weight."""
 
     def reset(self, task: Task, seed: int) -> str | Observation:
         """Put the world into the initial state of ``task``; all randomness comes from ``seed``."""

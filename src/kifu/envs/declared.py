@@ -1,12 +1,12 @@
 """What an environment says about itself outside of rollouts, checked before a run starts."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 from kifu.envs.contract import Environment
-from kifu.envs.spec import Capabilities, ToolSpec
+from kifu.envs.spec import Capabilities, Component, ToolSpec
 from kifu.envs.text import visible
-from kifu.errors import BoundaryError, EnvironmentFailure, UsageError
+from kifu.errors import BoundaryError, EnvironmentFailure, ExperimentError, UsageError, nearest
 
 
 def check_declared(environment: type[Environment]) -> None:
@@ -22,11 +22,30 @@ def check_declared(environment: type[Environment]) -> None:
         ("capabilities", isinstance(environment.capabilities, Capabilities), "kifu.envs.Capabilities"),
         ("vocabulary", _are_texts(environment.vocabulary), "a tuple of words"),
         ("facts", _is_facts(environment.facts), "a mapping of text to text"),
+        ("components", _are_components(environment.components), "a mapping of text to kifu.envs.Component"),
     )
     for name, fits, wanted in expected:
         if not fits:
             found = visible(repr(getattr(environment, name)))[:100]
             raise UsageError(f"environment `{environment.__name__}`: {name} is {found}, expected {wanted}")
+
+
+def check_components(environment: type[Environment], names: Iterable[str], *, where: str) -> None:
+    """Refuse reward components that the environment does not declare: a name nobody pays would silently weigh nothing.
+
+    Args:
+        environment: whose components.
+        names: the components that are asked for.
+        where: who asks, for the message.
+
+    Raises:
+        ExperimentError: naming the component and the nearest one.
+    """
+    known, own = list(environment.components), environment.id or environment.__name__
+    for name in names:
+        if name not in known:
+            advice = nearest(name, known) if known else "It declares none: `components = {name: kifu.Component(...)}`."
+            raise ExperimentError(f"{where}: environment `{own}` declares no reward component `{name}`; {advice}")
 
 
 def tool_names(world: Environment) -> tuple[str, ...]:
@@ -71,6 +90,10 @@ def _is_text(value: object) -> bool:
 
 def _are_texts(value: object) -> bool:
     return isinstance(value, list | tuple) and all(_is_text(item) for item in value)
+
+
+def _are_components(value: object) -> bool:
+    return isinstance(value, Mapping) and all(_is_text(k) and isinstance(v, Component) for k, v in value.items())
 
 
 def _is_facts(value: object) -> bool:

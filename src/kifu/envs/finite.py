@@ -44,6 +44,8 @@ class FiniteModel:
     """One node per task, all equally likely."""
     successors: tuple[tuple[int, ...], ...]
     """Per node, aligned with its calls."""
+    paid: tuple[tuple[Mapping[str, float], ...], ...]
+    """Reward components of each call, aligned with the successors; they stand for nothing until they have a weight."""
 
 
 Seen: TypeAlias = tuple[str, tuple[str, ...]]
@@ -64,6 +66,7 @@ def explore(environment: Environment, tasks: Sequence[Task], *, seed: int = 0, m
     nodes: list[Node] = []
     index: dict[tuple[str, str, StopReason | None], int] = {}
     successors: list[tuple[int, ...]] = []
+    paid: list[tuple[Mapping[str, float], ...]] = []
 
     def arrive(text: str, stop: StopReason | None) -> int:
         snapshot = environment.snapshot()
@@ -83,15 +86,17 @@ def explore(environment: Environment, tasks: Sequence[Task], *, seed: int = 0, m
         start.append(arrive(first.text if isinstance(first, Observation) else first, None))
     while len(successors) < len(nodes):
         node = nodes[len(successors)]
-        found = []
+        found, rewards = [], []
         for call in node.calls:
             environment.restore(node.snapshot)
             reply = environment.step(call)
             if not isinstance(reply, Reply | str):
                 raise UsageError(f"{type(environment).__name__}: explore needs plain tools, `{call.name}` is async")
             found.append(arrive(*((reply.text, reply.stop) if isinstance(reply, Reply) else (reply, None))))
+            rewards.append(reply.rewards if isinstance(reply, Reply) else {})
         successors.append(tuple(found))
-    return FiniteModel(nodes=tuple(nodes), start=tuple(start), successors=tuple(successors))
+        paid.append(tuple(rewards))
+    return FiniteModel(nodes=tuple(nodes), start=tuple(start), successors=tuple(successors), paid=tuple(paid))
 
 
 def _node(environment: Environment, snapshot: Json, arrival: tuple[str, StopReason | None]) -> Node:

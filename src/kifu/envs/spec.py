@@ -107,6 +107,32 @@ class Reply:
             object.__setattr__(self, "exit_status", as_whole(self.exit_status, "reply: exit_status"))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Component:
+    """A reward component of an environment: six declarations, without which it cannot be paid."""
+
+    scores: str
+    """What it scores."""
+    labeller: str
+    """Who makes the label."""
+    is_checkable: bool
+    """Whether others can check it without the labeller."""
+    needs_continuation: bool
+    """Whether it depends on what the policy does afterwards."""
+    is_repeatable: bool
+    """Whether one attempt can be paid more than once for the same achievement."""
+    changes_optimum: bool
+    """Whether paying it can make another policy optimal."""
+
+    def __post_init__(self) -> None:
+        for name in ("scores", "labeller"):
+            if not as_text(getattr(self, name), f"component: {name}").strip():
+                raise RecordError(f"component: {name} is empty; a component says what it scores and who labels it")
+        for name in ("is_checkable", "needs_continuation", "is_repeatable", "changes_optimum"):
+            if not isinstance(getattr(self, name), bool):
+                raise RecordError(f"component: {name} must be true or false, found {getattr(self, name)!r}")
+
+
 def _reason(value: object) -> StopReason:
     try:
         return StopReason(value)  # type: ignore[arg-type]

@@ -145,6 +145,9 @@ async def _repeats(cls: type[Environment], task: Task) -> list[str]:
         first, second = await _episode(cls, task, first_agent), await _episode(cls, task, second_agent)
         if cls.capabilities.deterministic and _shown(first) != _shown(second):
             problems.append("two episodes with the same seed and actions differ; take all randomness from the seed")
+        paid = sorted({name for step in first.steps for name in step.reply.rewards} - {*cls.components})
+        if paid:
+            problems.append(f"replies pay {paid}, which `components` does not declare")
         if cls.vocabulary:
             texts = [first.opening.text, *(step.reply.text for step in first.steps)]
             strangers = sorted({word for text in texts for word in text.split()} - {*cls.vocabulary})

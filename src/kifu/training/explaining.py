@@ -11,7 +11,7 @@ import numpy as np
 from kifu.algorithms import ALGORITHMS, Algorithm, build_algorithm, options_of
 from kifu.credit import Episode
 from kifu.credit.reading import RewardRules, trained_origin
-from kifu.errors import StorageError, UsageError
+from kifu.errors import StorageError, UsageError, nearest
 from kifu.records import Group, Purpose, Span, Trajectory
 from kifu.records.ledger import Bucket
 from kifu.records.plan import PlanLine, read_plan
@@ -19,7 +19,7 @@ from kifu.records.reader import RunReader
 from kifu.training.assemble import assemble, credited_as, trained_turns, usable_members
 from kifu.training.borrowed import Borrowed, Scored
 from kifu.training.explain import Explained, Explanation, Known, explain
-from kifu.training.given import Given, GivenTrajectory, column, cut_treatment, episode_of, read_given
+from kifu.training.given import Given, GivenTrajectory, column, cut_treatment, episode_of, paid_names, read_given
 from kifu.training.opened import OpenedRun, opened
 from kifu.training.plan import runs_of_row
 from kifu.training.planned_step import PlannedStep, as_planned
@@ -52,6 +52,9 @@ def explain_file(path: Path, *, algorithm: str) -> Document:
 
 def _explained(path: Path, document: Document, *, given: Given, algorithm: str) -> Document:
     method = build_algorithm(algorithm, given.options)
+    read = method.plan.turn_rewards
+    if read is not None and read.component is not None:
+        _check_paid(read.component, ["reward", *paid_names(given)])
     rules = RewardRules(gamma=given.gamma, components=given.components, shaping=given.shaping, cut=cut_treatment(given))
     needs_reward = not method.plan.demonstrations
     known = [
@@ -108,6 +111,11 @@ def explain_step(
         is_planned = _is_planned(line, planned, algorithm=method, rules=rules, max_age=max_age)
         notes.append(f"the run's plan {'holds these numbers' if is_planned else 'holds other numbers; audit the run'}")
     return _annotated(document, found, head=head, notes=notes)
+
+
+def _check_paid(name: str, known: list[str]) -> None:
+    if name not in known:
+        raise UsageError(f"`options.component`: no turn is paid `{name}`; {nearest(name, known)}")
 
 
 def _check_values(item: GivenTrajectory, where: str) -> None:

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 from kifu.algorithms import Algorithm, options_of
 from kifu.envs import Environment
 from kifu.objectives import unit_of
+from kifu.training.components import paid_components
 from kifu.training.layers import Experiment, HfPolicy
 from kifu.training.update_record import update_record
 
@@ -125,7 +126,14 @@ def freeze(
         "environment": _environment(experiment, environment, tasks_digest=tasks_digest, libraries=libraries or {}),
         "policy": _policy(experiment, identity, tools),
         "record": _record(experiment),
-        "credit": _credit(experiment, algorithm_id, algorithm, stored=stored),
+        "credit": {
+            **_credit(experiment, algorithm_id, algorithm, stored=stored),
+            "declarations": {
+                name: asdict(environment.components[name])
+                for name in paid_components(experiment, algorithm, environment)
+                if name in environment.components
+            },
+        },
         "update": _update(experiment, algorithm, stored),
         "evaluation": _evaluation(experiment),
     }

@@ -186,7 +186,17 @@ def check_given(document: object, *, where: str) -> Given:
         _explain(problem, document, where)
     for at, group in enumerate(given.groups):
         _check_group(group, f"{where}: group {at}")
+    known = paid_names(given)
+    for name in given.components:
+        if name not in known:
+            raise UsageError(f"{where}: `components.{name}`: no turn is paid `{name}`; {nearest(name, known)}")
     return given
+
+
+def paid_names(given: Given) -> list[str]:
+    """Every reward component that some turn is paid."""
+    turns = (turn for group in given.groups for item in group.trajectories for turn in item.turns)
+    return sorted({name for turn in turns for name in turn.rewards})
 
 
 def _explain(problem: ValidationError, document: dict[str, Any], where: str) -> NoReturn:

@@ -23,6 +23,7 @@ from kifu.records import Provenance, Sampling, ToolCall
 from kifu.render import DIALECTS, Dialect, Message, Renderer, SymbolRenderer, load_renderer
 from kifu.rollout import Limits, Script, Setting, tool_views
 from kifu.training.branching import check_rollouts
+from kifu.training.components import check_paid
 from kifu.training.experiment import Loaded
 from kifu.training.freeze import Identity, Protocol, freeze
 from kifu.training.layers import Demonstrations, Experiment, HfPolicy, Lora, Optimizer, RecurrentPolicy, Stored
@@ -148,6 +149,7 @@ def prepare(loaded: Loaded, *, start: str | None = None) -> Prepared:
     check_declared(environment)
     loaded = _with_tasks(loaded, environment)
     stages = _stages(experiment)
+    check_paid(experiment, stages[-1].algorithm, environment)
     for stage in stages:
         _check_stage(stage, experiment)
         check_rollouts(

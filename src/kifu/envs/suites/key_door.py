@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from kifu.envs.contract import Environment
 from kifu.envs.finite import Best, FiniteModel, best_deterministic, explore, full, memoryless, visits
-from kifu.envs.spec import Capabilities, Reply, Snapshot, Task, ToolSpec
+from kifu.envs.spec import Capabilities, Component, Reply, Snapshot, Task, ToolSpec
 from kifu.envs.tools import check_call
 from kifu.errors import UsageError
 from kifu.records import Json, StopReason, ToolCall, Verdict
@@ -83,6 +83,18 @@ def _spend(state: State, stop: StopReason | None = None) -> tuple[State, StopRea
     return replace(state, budget=state.budget - 1, stop=stop), stop
 
 
+def _progress(scores: str) -> Component:
+    """A step towards the open door, paid the first time; a large weight can still outbid finishing."""
+    return Component(
+        scores=scores,
+        labeller="the environment's rule, on the world's state",
+        is_checkable=True,
+        needs_continuation=False,
+        is_repeatable=False,
+        changes_optimum=True,
+    )
+
+
 class KeyDoor(Environment):
     """Inspect, pick up the key of the door's colour, open the door of that colour, finish."""
 
@@ -117,6 +129,19 @@ class KeyDoor(Environment):
         "reward": "verdict at the end: 1 for success, else 0; components clue, right_key, door_open once each, and "
         "looked for every inspect",
         "irreversible": "picking up a key, opening, finishing",
+    }
+    components: ClassVar[Mapping[str, Component]] = {
+        "clue": _progress("the first inspect"),
+        "right_key": _progress("taking the key of the door's colour"),
+        "door_open": _progress("opening the door"),
+        "looked": Component(
+            scores="every inspect, useful or not: a step that looks like work",
+            labeller="the environment's rule, on the executed call",
+            is_checkable=True,
+            needs_continuation=False,
+            is_repeatable=True,
+            changes_optimum=True,
+        ),
     }
 
     def __init__(self) -> None:
