@@ -1,16 +1,107 @@
-"""Running untrusted actions: the log of their effects."""
+"""Running untrusted actions: what is asked for, the back-ends that prove it, the log of effects."""
 
+from kifu.sandbox.bwrap import BwrapBackend
+from kifu.sandbox.contract import (
+    DEFAULT_REQUIRED,
+    Backend,
+    Box,
+    BoxPolicy,
+    Command,
+    Denied,
+    Export,
+    Guarantee,
+    Limits,
+    Mount,
+    Network,
+    Proof,
+    Ran,
+    Reason,
+    SandboxUnavailable,
+    Wanted,
+)
 from kifu.sandbox.effects import EFFECTS, EffectFile, EffectHead, EffectLog, ForwardKey, Pending, Phase
 from kifu.sandbox.effects_check import EffectReport, check_effects
+from kifu.sandbox.host import HostBackend
+from kifu.sandbox.ns.backend import PROTECTIONS, NsBackend
+from kifu.sandbox.patches import FilePatch, Hunk, parse_patch, patched
+from kifu.sandbox.policy import CallResult, Policy
+from kifu.sandbox.sandbox import Sandbox, Snapshot
+from kifu.sandbox.select import BACKENDS, close_shared, open_sandbox, shared_backend
+from kifu.sandbox.tools import (
+    Choice,
+    ListTool,
+    Many,
+    PatchTool,
+    ReadTool,
+    RelPath,
+    RunTool,
+    Slot,
+    Text,
+    Tool,
+    Whole,
+    WriteTool,
+    python,
+    shell,
+)
+from kifu.sandbox.tree import Entry, Kind, Tree
 
 __all__ = [
+    "BACKENDS",
+    "DEFAULT_REQUIRED",
     "EFFECTS",
+    "PROTECTIONS",
+    "Backend",
+    "Box",
+    "BoxPolicy",
+    "BwrapBackend",
+    "CallResult",
+    "Choice",
+    "Command",
+    "Denied",
     "EffectFile",
     "EffectHead",
     "EffectLog",
     "EffectReport",
+    "Entry",
+    "Export",
+    "FilePatch",
     "ForwardKey",
+    "Guarantee",
+    "HostBackend",
+    "Hunk",
+    "Kind",
+    "Limits",
+    "ListTool",
+    "Many",
+    "Mount",
+    "Network",
+    "NsBackend",
+    "PatchTool",
     "Pending",
     "Phase",
+    "Policy",
+    "Proof",
+    "Ran",
+    "ReadTool",
+    "Reason",
+    "RelPath",
+    "RunTool",
+    "Sandbox",
+    "SandboxUnavailable",
+    "Slot",
+    "Snapshot",
+    "Text",
+    "Tool",
+    "Tree",
+    "Wanted",
+    "Whole",
+    "WriteTool",
     "check_effects",
+    "close_shared",
+    "open_sandbox",
+    "parse_patch",
+    "patched",
+    "python",
+    "shared_backend",
+    "shell",
 ]

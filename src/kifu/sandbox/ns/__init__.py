@@ -1,0 +1,1 @@
+"""The `ns` back-end: Linux namespaces, overlays, a system-call filter."""

@@ -1,0 +1,161 @@
+"""The `ns` back-end: Linux namespaces, overlays and a system-call filter; the same as root and as anybody else."""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable
+
+from kifu.errors import ArgumentError
+from kifu.sandbox.contract import BoxPolicy, Mount, Proof
+from kifu.sandbox.ns.box import NsBox, send_tree
+from kifu.sandbox.ns.server import ForkServer, ServerSpec, StartError
+from kifu.sandbox.remedies import remedy_of
+from kifu.sandbox.selftest import SELF_TEST, run_self_test
+from kifu.sandbox.tree import Tree
+
+PROTECTIONS = frozenset(
+    {
+        "uid_drop", "private_root", "wipe_argv", "net_ns", "ipc_ns", "pid_ns", "uts_ns", "read_only_root", "tmp_quota",
+        "disk_quota", "static_proc", "undumpable", "limit_memory", "limit_processes", "limit_cpu", "limit_file",
+        "limit_open_files", "capabilities", "no_new_privs", "seccomp", "close_fds", "clean_env", "memory_watch",
+        "wall_clock", "output_limit", "safe_paths", "no_follow",
+    }
+)  # fmt: skip
+"""What the attack suite can leave out, one by one, to see that an attack then succeeds."""
+
+
+class NsBackend:
+    """Boxes on this machine's kernel. One fork server per set of mounts, started when first needed.
+
+    Args:
+        slot: fork servers that root starts in different slots run as different users; give verifiers another than
+            agents.
+        interpreter: Python 3.11 or later for the fork server; empty for this process's own.
+        preload: modules that warm commands find already imported.
+        path: folders they come from, by their name in a box.
+        layer_cache_bytes: of base trees kept in memory after their last box is gone.
+        without: names from `PROTECTIONS` to leave out. For controls of tests alone: what is left out is not proved, so
+            a policy that requires it refuses this back-end.
+    """
+
+    def __init__(
+        self,
+        *,
+        slot: int = 0,
+        interpreter: str = "",
+        preload: Iterable[str] = (),
+        path: Iterable[str] = (),
+        layer_cache_bytes: int = 1 << 30,
+        without: frozenset[str] = frozenset(),
+    ) -> None:
+        if without - PROTECTIONS:
+            raise ArgumentError(f"without: {sorted(without - PROTECTIONS)} are none of {sorted(PROTECTIONS)}")
+        if not 0 <= slot < 1000:
+            raise ArgumentError(f"slot: {slot}, expected 0 to 999")
+        self._spec = ServerSpec(
+            slot=slot, interpreter=interpreter, preload=tuple(preload), path=tuple(path), without=without
+        )
+        self._cache_bytes = layer_cache_bytes
+        self._lock = threading.Lock()
+        self._servers: dict[tuple[Mount, ...], tuple[ForkServer, LayerCache]] = {}
+        self._proof: Proof | None = None
+
+    @property
+    def name(self) -> str:
+        """For records."""
+        return "ns"
+
+    def prove(self) -> Proof:
+        """Attack a box; the answer is kept as long as the back-end lives."""
+        if self._proof is None:
+            self._proof = self._prove()
+        return self._proof
+
+    def open(self, policy: BoxPolicy) -> NsBox:
+        """Make a box on the policy's files; the first one on them copies them into memory."""
+        server, cache = self._server(policy.mounts)
+        layers = [cache.layer(policy.base)] if policy.base.entries else []
+        number = server.number()
+        without = self._spec.without
+        disk = None if "disk_quota" in without else (policy.limits.disk_bytes, policy.limits.inodes)
+        server.ask({"op": "open", "box": number, "layers": layers, "disk": disk})
+        return NsBox(server, number, policy=policy, without=without)
+
+    def state(self) -> list[dict[str, object]]:
+        """What each fork server holds: boxes, sheets, mounts, descriptors, processes."""
+        return [server.ask({"op": "state"})[0] for server, _ in self._servers.values() if server.is_alive]
+
+    def pids(self) -> list[int]:
+        """Processes of the fork servers, as seen here."""
+        return [server.pid for server, _ in self._servers.values()]
+
+    def close(self) -> None:
+        """End every fork server, and with it every process of every box."""
+        with self._lock:
+            for server, _ in self._servers.values():
+                server.close()
+            self._servers.clear()
+
+    def _server(self, mounts: tuple[Mount, ...]) -> "tuple[ForkServer, LayerCache]":
+        with self._lock:
+            found = self._servers.get(mounts)
+            if found is not None and found[0].is_alive:
+                return found
+            if found is not None:
+                found[0].close()
+            spec = ServerSpec(
+                mounts=mounts,
+                slot=self._spec.slot,
+                interpreter=self._spec.interpreter,
+                preload=self._spec.preload,
+                path=self._spec.path,
+                without=self._spec.without,
+            )
+            server = ForkServer(spec)
+            made = server, LayerCache(server, self._cache_bytes)
+            self._servers[mounts] = made
+            return made
+
+    def _prove(self) -> Proof:
+        try:
+            box = self.open(BoxPolicy(base=Tree(), limits=SELF_TEST))
+        except StartError as error:
+            remedy = remedy_of(error.step, error.errno)
+            problem = f"stopped at `{error.step}`: {error.text}"
+            return Proof(backend=self.name, errno=error.errno, problem=problem, remedy=remedy)
+        try:
+            return run_self_test(self.name, box)
+        finally:
+            box.close()
+
+
+class LayerCache:
+    """Base trees a fork server holds, by digest; the one not used for longest goes first."""
+
+    def __init__(self, server: ForkServer, limit_bytes: int) -> None:
+        self._server = server
+        self._limit_bytes = limit_bytes
+        self._lock = threading.Lock()
+        self._held: OrderedDict[str, tuple[int, int]] = OrderedDict()
+
+    def layer(self, tree: Tree) -> int:
+        """Number of the layer that holds a tree, made when there is none."""
+        with self._lock:
+            if tree.digest in self._held:
+                self._held.move_to_end(tree.digest)
+                return self._held[tree.digest][0]
+            number = self._server.number()
+            pages = sum((len(item.data) + 4095) // 4096 + 2 for item in tree.entries)
+            size = (pages + 64) * 4096
+            inodes = sum(item.path.count("/") + 1 for item in tree.entries) + 64
+            request = {"op": "layer", "layer": number, "bytes": size, "inodes": inodes}
+            try:
+                send_tree(self._server, request, tree)
+            except BaseException:
+                if self._server.is_alive:
+                    self._server.ask({"op": "drop_layer", "layer": number})
+                raise
+            self._held[tree.digest] = number, size
+            while len(self._held) > 1 and sum(held for _, held in self._held.values()) > self._limit_bytes:
+                _, (oldest, _) = self._held.popitem(last=False)
+                self._server.ask({"op": "drop_layer", "layer": oldest})
+            return number
