@@ -11,7 +11,7 @@ from kifu.envs.card import environment_card
 from kifu.testing import check_env
 
 QUESTIONS = ("initial states", "observations", "actions", "success", "failure", "end", "reward", "irreversible")
-SPLIT = ("key_door_text", "calc_tools")
+SPLIT = ("key_door_text", "calc_tools", "search_text")
 
 
 @pytest.mark.parametrize("name", ENVIRONMENTS)

@@ -229,14 +229,20 @@ class TestSchema:
         for path in RECIPES:
             for layer, table in tomllib.loads(path.read_text()).items():
                 assert layer in schema["properties"]
-                if layer in ("kifu", "profiles", "policy"):
+                if layer in ("kifu", "profiles", "policy", "stages"):
                     continue
                 node = schema["properties"][layer]
                 node = schema["$defs"][node["$ref"].rsplit("/", 1)[-1]] if "$ref" in node else node
                 assert set(table) <= set(node["properties"]), f"{path.name} [{layer}]"
 
-    def test_the_version_and_every_layer_without_defaults_are_required(self) -> None:
-        assert set(json_schema()["required"]) == {"kifu", "environment", "policy", "credit", "update"}
+    def test_the_version_every_layer_without_defaults_and_a_way_to_train_are_required(self) -> None:
+        schema = json_schema()
+        assert set(schema["required"]) == {"kifu", "environment", "policy"}
+        assert schema["oneOf"] == [{"required": ["credit", "update"]}, {"required": ["stages"]}]
+
+    def test_a_stage_is_one_of_four_types(self) -> None:
+        one_of = json_schema()["properties"]["stages"]["additionalProperties"]["discriminator"]["mapping"]
+        assert set(one_of) == {"demonstrations", "train", "ranking", "labelling"}
 
     def test_every_reference_resolves(self) -> None:
         schema = json_schema()

@@ -16,9 +16,9 @@ from kifu.records.audit import audit_run
 from kifu.records.plan import read_plan
 from kifu.records.reader import RunReader
 from kifu.training.auditing import audit
+from kifu.training.credit_layers import Fit
 from kifu.training.experiment import Loaded
 from kifu.training.explaining import explain_step
-from kifu.training.layers import RewardModel
 from kifu.training.observe import Observer
 from kifu.training.reward_model import fit_reward_model
 from kifu.training.run import resume, train
@@ -194,7 +194,7 @@ class TestRefused:
         ("method", "data", "told"),
         [
             ("grpo", "", "learns from its own rollouts, and update.data names records of others"),
-            ("offline_awr", ", records = 'demonstration', outcome = 'failure'", "update.data.stored.outcome"),
+            ("offline_awr", ", records = 'demonstration', outcome = 'failure'", "update.data.outcome"),
         ],
     )
     def test_what_cannot_be_meant(
@@ -348,4 +348,4 @@ class TestRewardModel:
         with pytest.raises(ExperimentError, match="learns from a reward model; name the runs"):
             train(load("credit={ algorithm = 'rlhf_ppo' }", *self.SETTING), out=tmp_path / "run", quiet=True)
         with pytest.raises(ExperimentError, match="nothing is preferred to anything"):
-            fit_reward_model([], RewardModel(runs=("x",)), seed=0)
+            fit_reward_model([], Fit(), seed=0)

@@ -55,6 +55,12 @@ def _print(found: Preflight) -> None:
     say(f"disk       about {size(found.disk_bytes)} of {size(found.disk_free_bytes)} free")
     if found.groups:
         say(f"groups     {found.informative} of {found.groups} measured ones had different rewards")
+    for at, stage in enumerate(found.stages, 1):
+        begins = "" if stage.start is None else f", begins with the weights of {stage.start}"
+        card = stage.card
+        say(f"stage {at:<5} {stage.name}  {stage.steps} steps of {stage.method}{begins}")
+        say(f"           {card.name}. {card.source}")
+        say(f"           learns from {', '.join(card.feedback)}; updates {card.updates}")
     table = grid("mean reward without a model", "agent", "tasks", "mean", "low", "high")
     for score in found.scores:
         table.add_row(*cells(score.agent, score.tasks, percent(score.mean), percent(score.low), percent(score.high)))

@@ -47,6 +47,7 @@ from kifu.credit.labels import Label, hindsight_labels, pooled_targets, process_
 from kifu.credit.local import component_reward, gated_future
 from kifu.credit.offline import returns_over_state, returns_over_task
 from kifu.credit.pairs import WrongTurn, hardest_wrong_turn, preference_pairs
+from kifu.credit.process import hindsight_rewards, process_rewards
 from kifu.credit.returns import discounted_returns, discounted_sum, macro_reward, macro_value
 from kifu.credit.rlhf import anchored_rewards
 from kifu.credit.semantic import SemanticDistribution, enumerate_strings, semantic_distribution
@@ -110,6 +111,7 @@ __all__ = [
     "hardest_wrong_turn",
     "hindsight_labels",
     "hindsight_ratios",
+    "hindsight_rewards",
     "hindsight_values",
     "information_gain",
     "informative_probability",
@@ -126,6 +128,7 @@ __all__ = [
     "pooled_targets",
     "preference_pairs",
     "prefix_value",
+    "process_rewards",
     "process_targets",
     "reach_values",
     "relative_by_key",

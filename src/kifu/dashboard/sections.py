@@ -48,7 +48,7 @@ def header(run: RunView) -> str:
         ("status", str(facts.get("status", "unknown"))),
         ("environment", experiment["environment"]["name"]),
         ("policy", what),
-        ("method", experiment["credit"]["algorithm"]),
+        ("method", " → ".join(_methods(run))),
         ("steps", str(len(run.metrics))),
         ("records", f"{len(run.trajectories):,}"),
     ]
@@ -162,13 +162,45 @@ def cards(run: RunView) -> str:
     layer = run.protocol.get("environment", {})
     names = ("action", "observations", "hidden", "success", "failure", "reward", "irreversible", "initial_states")
     world = [(name.replace("_", " "), layer.get(name, "")) for name in (*names, "reset")]
-    method = list(_flat(run.facts.get("algorithm_card") or run.protocol.get("credit", {})))
+    methods = [
+        (
+            f"{stage['name']} · {stage['method']} · steps {stage['first']} to {stage['first'] + stage['steps'] - 1}",
+            stage,
+        )
+        for stage in run.facts.get("stages", ())
+    ]
+    if not methods and "algorithm_card" in run.facts:
+        methods = [(" ".join(_methods(run)), {"card": run.facts["algorithm_card"]})]
     title = f"{layer.get('id', '')}/{layer.get('version', '')}"
     return (
         f"<h2>Cards</h2><details open><summary>environment {shown(title)}</summary>{table(('', ''), world)}</details>"
-        f"<details><summary>method {shown(str(run.facts['experiment']['credit']['algorithm']))}</summary>"
-        f"{table(('', ''), method)}</details>"
+        + "".join(
+            f"<details><summary>stage {shown(title)}</summary>{table(('', ''), _flat(_card(stage)))}</details>"
+            for title, stage in methods
+        )
+        + _fitted(run)
     )
+
+
+def _methods(run: RunView) -> list[str]:
+    """Id of every stage's method, in order."""
+    return [stage["method"] for stage in run.facts.get("stages", ())] or [
+        run.facts["experiment"]["credit"]["algorithm"]
+    ]
+
+
+def _card(stage: Mapping[str, Any]) -> dict[str, Any]:
+    begins = {"begins with": f"the weights of {stage['from']}"} if stage.get("from") else {}
+    return {**begins, **stage["card"]}
+
+
+def _fitted(run: RunView) -> str:
+    """How good the scorers are that stages fitted."""
+    found = run.facts.get("reward_model") or {}
+    if not found:
+        return ""
+    rows = [(name, "-" if value is None else f"{value:g}") for name, value in found.items()]
+    return f"<details><summary>fitted scorers</summary>{table(('', ''), rows, numbers=(1,))}</details>"
 
 
 def audit(run: RunView) -> str:

@@ -10,6 +10,7 @@ from kifu.envs.suites.jsonl import questions
 from kifu.envs.suites.key_door import KeyDoor
 from kifu.envs.suites.key_door_text import KeyDoorText
 from kifu.envs.suites.loop_room import LoopRoom
+from kifu.envs.suites.search_text import SearchText
 from kifu.errors import UsageError, nearest
 
 ENVIRONMENTS: Mapping[str, type[Environment]] = {
@@ -18,6 +19,7 @@ ENVIRONMENTS: Mapping[str, type[Environment]] = {
     "key_door": KeyDoor,
     "key_door_text": KeyDoorText,
     "loop_room": LoopRoom,
+    "search_text": SearchText,
 }
 
 

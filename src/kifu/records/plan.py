@@ -73,6 +73,8 @@ class PlanRow:
     runs: tuple[Run, ...]
     model_score: float | None = None
     """What a learned reward model said of it, where the credit was computed from that."""
+    paid: tuple[float, ...] = ()
+    """What learned signals paid every turn, added to its rewards; empty without any."""
     values: tuple[ValueTarget, ...] = ()
     reference: tuple[float, ...] = ()
     """Logprobs of the trained tokens under a frozen reference, in the order of the runs; empty without one."""
@@ -229,6 +231,7 @@ def _row_json(row: PlanRow) -> dict[str, Any]:
         "present": [float(value) for value in row.present],
         "pair": row.pair,
         "model_score": row.model_score,
+        "paid": [float(value) for value in row.paid],
         "observed": [[run.tape, run.start, run.stop, float(run.weight)] for run in row.observed],
         "times_used": row.times_used,
     }
@@ -251,6 +254,7 @@ def _row(value: Mapping[str, Any]) -> PlanRow:
         present=tuple(value.get("present", ())),
         pair=value.get("pair"),
         model_score=value.get("model_score"),
+        paid=tuple(value.get("paid", ())),
         observed=tuple(
             Observed(tape=tape, start=start, stop=stop, weight=weight)
             for tape, start, stop, weight in value.get("observed", ())

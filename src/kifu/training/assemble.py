@@ -48,6 +48,8 @@ class Assembled:
     """Records that are trained beside the step's own; no bucket of this step is theirs."""
     model_scores: Mapping[str, float] = field(default_factory=dict)
     """What a learned reward model said of the attempts, by id."""
+    paid: Mapping[str, Doubles] = field(default_factory=dict)
+    """``[K]`` what learned signals paid every turn of the attempts, by id."""
     rescored: frozenset[str] = frozenset()
     """Trajectories whose ratio is taken over logprobs of the weights that begin the step."""
 
@@ -120,6 +122,7 @@ def assemble(
         times=times,
         borrowed=borrowed,
         model_scores=scored.model,
+        paid=scored.paid,
         rescored=frozenset(scored.present) & {row.trajectory for row in rows},
     )
 
@@ -179,6 +182,8 @@ def credited_as(trajectory: Trajectory, episode: Episode, scored: Scored) -> Mem
     turns_N = trained_turns(trajectory)
     reference_N = scored.reference.get(trajectory.id)
     episode = replace(episode, model_score=scored.model.get(trajectory.id))
+    if (paid_K := scored.paid.get(trajectory.id)) is not None:
+        episode = replace(episode, rewards_K=episode.rewards_K + paid_K)
     if reference_N is not None:
         wide_N = reference_N.astype(np.float64)
         facts = tuple(

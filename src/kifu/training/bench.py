@@ -19,8 +19,9 @@ from kifu.training.books import Books
 from kifu.training.branching import Grower, branching_setting, vocabulary_of
 from kifu.training.collect import Collector
 from kifu.training.layers import Experiment
-from kifu.training.prepare import Prepared, Stage
+from kifu.training.prepare import Prepared
 from kifu.training.segments import Segments
+from kifu.training.stages import Stage
 from kifu.training.starting import start_weights
 from kifu.training.tasks import demonstration_task
 
@@ -93,6 +94,10 @@ class Bench:
     def stage_at(self, step: int) -> Stage:
         """The stage that step ``step`` belongs to; after the last step, the last stage."""
         return next((stage for stage in self.stages if step < stage.first + stage.steps), self.stages[-1])
+
+    def stage(self, name: str) -> Stage:
+        """The stage of that name."""
+        return next(stage for stage in self.stages if stage.name == name)
 
     def recorded(self, step: int) -> Mapping[str, Trajectory]:
         """What the record already held for a step (or an evaluation of a version) when the run was opened."""

@@ -1,11 +1,12 @@
 """What stands in an update besides the rollouts of its own step, and logprobs that were computed for it.
 
-Axes: ``N`` trained tokens of one trajectory, tape after tape.
+Axes: ``N`` trained tokens of one trajectory, tape after tape; ``K`` turns.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from kifu.credit.arrays import Doubles
 from kifu.records import Floats, Trajectory
 
 
@@ -29,5 +30,7 @@ class Scored:
     """``[N]`` by trajectory, under the frozen reference."""
     model: Mapping[str, float] = field(default_factory=dict)
     """Score of a learned reward model, by trajectory."""
+    paid: Mapping[str, Doubles] = field(default_factory=dict)
+    """``[K]`` what learned signals pay every turn, by trajectory."""
     present: Mapping[str, Floats] = field(default_factory=dict)
     """``[N]`` by trajectory, under the weights that begin the step; the ratio is taken over these."""

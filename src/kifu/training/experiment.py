@@ -137,9 +137,10 @@ def _override(text: str) -> Table:
 def _check_names(table: object, where: str) -> None:
     if not isinstance(table, dict):
         raise ExperimentError(f"{where}: expected a table, found {table!r}")
+    known = [*LAYERS, "stages", "machine"]
     for key in table:
-        if key not in (*LAYERS, "machine"):
-            raise ExperimentError(f"{where}: unknown table [{key}]; {nearest(key, [*LAYERS, 'machine'])}")
+        if key not in known:
+            raise ExperimentError(f"{where}: unknown table [{key}]; {nearest(key, known)}")
 
 
 def _validate(model: type[BaseModel], data: Table, *, where: str) -> BaseModel:
@@ -155,7 +156,7 @@ def _validate(model: type[BaseModel], data: Table, *, where: str) -> BaseModel:
 def _explain(problem: ValidationError, model: type[BaseModel], where: str) -> str:
     lines = []
     for error in problem.errors(include_url=False):
-        path = ".".join(str(part) for part in error["loc"] if part not in _TAGS)
+        path = ".".join(_named(error["loc"]))
         if error["type"] == "extra_forbidden":
             known = _known_fields(model, error["loc"][:-1])
             lines.append(f"{path}: unknown field; {nearest(str(error['loc'][-1]), known)}")
@@ -168,7 +169,17 @@ def _explain(problem: ValidationError, model: type[BaseModel], where: str) -> st
     return f"{where}: " + f"\n{where}: ".join(lines)
 
 
-_TAGS = frozenset({"hf", "recurrent", "full", "lora", "none", "potential", "adamw", "demonstrations"})
+_TAGS = frozenset(
+    {"hf", "recurrent", "full", "lora", "none", "potential", "adamw", "demonstrations", "fresh", "stored", "train"}
+    | {"ranking", "labelling", "process_model", "hindsight", "model_of_runs", "model_of_stage"}
+)
+_NAMES = frozenset({"stages", "signals", "splits", "components"})
+"""Tables whose keys are names that the file chose."""
+
+
+def _named(loc: Sequence[int | str]) -> list[str]:
+    """The path of a value as it stands in the file, without the choices that pydantic puts between."""
+    return [str(part) for at, part in enumerate(loc) if part not in _TAGS or (at > 0 and loc[at - 1] in _NAMES)]
 
 
 def _known_fields(model: type[BaseModel], path: tuple[int | str, ...]) -> list[str]:
@@ -187,8 +198,8 @@ def _children(node: Table, part: str, definitions: Table) -> list[Table]:
             for option in (_resolve(item, definitions) for item in node.get("oneOf", [node]))
             if part in json.dumps(option.get("properties", {}))
         ]
-    child = node.get("properties", {}).get(part)
-    return [] if child is None else [child]
+    child = node.get("properties", {}).get(part, node.get("additionalProperties") or None)
+    return [child] if isinstance(child, dict) else []
 
 
 def _resolve(node: Table, definitions: Table) -> Table:
@@ -206,5 +217,7 @@ def json_schema() -> Table:
         "machine": machine,
         "profiles": {"type": "object", "additionalProperties": {"type": "object"}},
     }
-    schema["required"] = ["kifu", *schema["required"]]
+    filled = ("credit", "update")
+    schema["required"] = ["kifu", *(name for name in schema["required"] if name not in filled)]
+    schema["oneOf"] = [{"required": list(filled)}, {"required": ["stages"]}]
     return schema

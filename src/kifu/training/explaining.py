@@ -98,8 +98,7 @@ def explain_step(
         stage = next((stage for stage in stages if step < stage.first + stage.steps), stages[-1])
         method = stage.algorithm if algorithm is None else build_algorithm(algorithm, options)
         version = _oldest(groups) if line is None else line.version
-        max_age = run.prepared.experiment.update.max_age
-        rules = run.prepared.rules
+        max_age, rules = stage.update.max_age, stage.rules
     lent = PlannedStep(groups=(), borrowed=Borrowed(), scored=Scored()) if planned is None else planned
     known = [_known_group(group, rules=rules, oldest=version - max_age, lent=lent) for group in groups]
     found = explain(known, algorithm=method, rules=rules, seed=version)

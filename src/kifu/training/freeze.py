@@ -106,7 +106,8 @@ def freeze(
     identity: Identity,
     tools: tuple[str, ...],
     tasks_digest: str | None = None,
-    stored: Sequence[str] = (),
+    stored: Mapping[str, str] | None = None,
+    stages: Sequence[Mapping[str, Any]] = (),
     libraries: Mapping[str, str] | None = None,
 ) -> Protocol:
     """Fill the six layers and list what is missing.
@@ -119,7 +120,8 @@ def freeze(
         identity: digests of the policy.
         tools: names of the tools, as an instance lists them before its first reset.
         tasks_digest: SHA-256 of the task file, where tasks come from a file.
-        stored: digests of the manifests of the runs it learns from, instead of their paths.
+        stored: digest of the manifest of every run it learns from, by the path it replaces.
+        stages: every stage as JSON, where the experiment lists them.
         libraries: versions of foreign libraries in use.
     """
     tables: Tables = {
@@ -127,17 +129,19 @@ def freeze(
         "policy": _policy(experiment, identity, tools),
         "record": _record(experiment),
         "credit": {
-            **_credit(experiment, algorithm_id, algorithm, stored=stored),
+            **_credit(experiment, algorithm_id, algorithm),
             "declarations": {
                 name: asdict(environment.components[name])
                 for name in paid_components(experiment, algorithm, environment)
                 if name in environment.components
             },
         },
-        "update": _update(experiment, algorithm, stored),
+        "update": _update(experiment, algorithm),
         "evaluation": _evaluation(experiment),
     }
-    tables = json.loads(json.dumps(tables, default=str))
+    if stages:
+        tables["update"]["stages"] = list(stages)
+    tables = _by_digest(json.loads(json.dumps(tables, default=str)), stored or {})
     missing = tuple(
         f"{layer}.{field}"
         for layer, fields in REQUIRED.items()
@@ -202,12 +206,18 @@ def _record(experiment: Experiment) -> dict[str, Any]:
     }
 
 
-def _credit(
-    experiment: Experiment, algorithm_id: str, algorithm: Algorithm, *, stored: Sequence[str]
-) -> dict[str, Any]:
+def _by_digest(value: Any, stored: Mapping[str, str]) -> Any:  # noqa: ANN401 (a JSON tree)
+    """The tree with the paths of runs replaced by what they hold."""
+    if isinstance(value, dict):
+        return {
+            key: [stored.get(name, name) for name in item] if key == "runs" else _by_digest(item, stored)
+            for key, item in value.items()
+        }
+    return [_by_digest(item, stored) for item in value] if isinstance(value, list) else value
+
+
+def _credit(experiment: Experiment, algorithm_id: str, algorithm: Algorithm) -> dict[str, Any]:
     layer = experiment.credit.model_dump(mode="json")
-    if layer["reward_model"] is not None:
-        layer["reward_model"]["runs"] = list(stored)
     return {
         **layer,
         "algorithm": algorithm_id,
@@ -220,10 +230,8 @@ def _credit(
     }
 
 
-def _update(experiment: Experiment, algorithm: Algorithm, stored: Sequence[str]) -> dict[str, Any]:
+def _update(experiment: Experiment, algorithm: Algorithm) -> dict[str, Any]:
     layer = experiment.update.model_dump(mode="json")
-    if "runs" in layer["data"]:
-        layer["data"]["runs"] = list(stored)
     return {
         **layer,
         "grouping": "attempts at one task" if algorithm.plan.needs_group else "none",

@@ -6,13 +6,10 @@ the file is frozen (see `kifu.training.freeze`); what is still empty then is mis
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-
-class Layer(BaseModel):
-    """Base of every table: frozen, no unknown fields, no coercion of text to numbers, only finite ones."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, populate_by_name=True, allow_inf_nan=False)
+from kifu.training.credit_layers import CreditLayer, Fit
+from kifu.training.layer import Layer
 
 
 class TaskLimits(Layer):
@@ -38,11 +35,11 @@ class EnvironmentLayer(Layer):
 
     name: str
     """A registered name or ``module:Class``."""
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = Field(default={})
     """Keyword arguments of the environment's constructor."""
     tasks: str | None = None
     """Path of a JSONL file with tasks, instead of the environment's own generator."""
-    splits: dict[str, str] = {"train": "seed 0..", "held_out": "seed 5_000_000.."}
+    splits: dict[str, str] = Field(default={"train": "seed 0..", "held_out": "seed 5_000_000.."})
     """Split name to ``seed FIRST..`` or ``seed FIRST..LAST``; the ranges must not overlap."""
     decision_model: str = ""
     state: str = ""
@@ -138,51 +135,6 @@ class RecordLayer(Layer):
     """Optimizer steps."""
 
 
-class NoShaping(Layer):
-    """No shaping."""
-
-    type: Literal["none"] = "none"
-
-
-class PotentialShaping(Layer):
-    """F = gamma Phi(s') - Phi(s), with the environment's potential (Ng et al., 1999)."""
-
-    type: Literal["potential"] = "potential"
-
-
-Shaping = Annotated[NoShaping | PotentialShaping, Field(discriminator="type")]
-
-
-class RewardModel(Layer):
-    """A small model of what is preferred, fitted to pairs of stored attempts before the first step."""
-
-    runs: tuple[str, ...] = Field(min_length=1)
-    """Run folders, as in ``update.data``."""
-    hidden: int = Field(default=32, ge=1)
-    steps: int = Field(default=200, ge=1)
-    batch: int = Field(default=32, ge=1)
-    learning_rate: float = Field(default=1e-2, gt=0)
-
-    @field_validator("runs", mode="before")
-    @classmethod
-    def _listed(cls, value: object) -> object:
-        return tuple(value) if isinstance(value, list) else value
-
-
-class CreditLayer(Layer):
-    """Layer 4: reward and credit."""
-
-    algorithm: str
-    """Fixes credit, ratio, clip, reduction, filter and KL; ``options`` are deviations from the published setting."""
-    options: dict[str, Any] = {}
-    gamma: float = Field(default=1.0, ge=0, le=1)
-    components: dict[str, float] = {}
-    """Weight of each step component of the environment; one that is not named is not paid."""
-    shaping: Shaping = NoShaping()
-    reward_model: RewardModel | None = None
-    """For methods that learn from a learned reward."""
-
-
 Decay = Annotated[float, Field(ge=0, lt=1)]
 """Share of a running mean that is kept."""
 
@@ -269,6 +221,57 @@ class UpdateLayer(Layer):
     """Steps in a row without an informative group before the run stops with advice."""
 
 
+_Start = Annotated[str | None, Field(alias="from")]
+
+
+class DemonstrationStage(Layer):
+    """A stage of imitation: likelihood on scripted traces."""
+
+    type: Literal["demonstrations"]
+    start: _Start = None
+    """``base`` for the weights the run began with, or a stage for those it ended with; None goes on."""
+    steps: int = Field(ge=1)
+    traces_per_step: int = Field(ge=1)
+    noise: float = Field(ge=0, le=1)
+    optimizer: Optimizer
+    clip_norm: float | None = Field(default=1.0, gt=0)
+
+
+class TrainStage(Layer):
+    """A stage with a method of its own: layers 4 and 5, as an experiment without stages has them."""
+
+    type: Literal["train"]
+    start: _Start = None
+    credit: CreditLayer
+    update: UpdateLayer
+
+
+class RankingStage(Layer):
+    """Attempts of the present policy, ranked by the verdict of the world; a reward model is fitted to the ranking."""
+
+    type: Literal["ranking"]
+    steps: int = Field(default=1, ge=1)
+    prompts_per_step: int = Field(ge=1, le=100_000)
+    group_size: int = Field(ge=2, le=10_000)
+    fit: Fit = Fit()
+
+
+class LabellingStage(Layer):
+    """Attempts of the present policy, every turn labelled by how they ended; a process reward model is fitted."""
+
+    type: Literal["labelling"]
+    steps: int = Field(default=1, ge=1)
+    prompts_per_step: int = Field(ge=1, le=100_000)
+    group_size: int = Field(ge=1, le=10_000)
+    gamma: float = Field(default=0.95, ge=0, le=1)
+    """Discount of a turn's label per turn between it and the end (or the start)."""
+    direction: Literal["to_end", "from_start"] = "to_end"
+    fit: Fit = Fit()
+
+
+StageLayer = Annotated[DemonstrationStage | TrainStage | RankingStage | LabellingStage, Field(discriminator="type")]
+
+
 class EvaluationLayer(Layer):
     """Layer 6: evaluation."""
 
@@ -289,6 +292,8 @@ class Experiment(Layer):
     credit: CreditLayer
     update: UpdateLayer
     evaluation: EvaluationLayer = EvaluationLayer()
+    stages: dict[str, StageLayer] = Field(default={})
+    """In order. With stages, ``credit`` and ``update`` are those of the last one that trains and are not written."""
 
     @model_validator(mode="before")
     @classmethod
@@ -296,6 +301,19 @@ class Experiment(Layer):
         if isinstance(data, dict) and isinstance(data.get("policy"), dict):
             data = {**data, "policy": {"engine": "hf", **data["policy"]}}
         return data
+
+    @model_validator(mode="before")
+    @classmethod
+    def _last_stage_fills(cls, data: object) -> object:
+        stages = data.get("stages") if isinstance(data, dict) else None
+        if not isinstance(data, dict) or not isinstance(stages, dict) or not stages:
+            return data
+        trains = [item for item in stages.values() if isinstance(item, dict) and item.get("type") == "train"]
+        if not trains or trains[-1] is not list(stages.values())[-1]:
+            raise ValueError("stages: the last one must be of type `train`; it says what the experiment is about")
+        if "credit" in data or "update" in data:
+            raise ValueError("with [stages], credit and update stand in each stage; drop the two tables at the top")
+        return {**data, **{key: trains[-1][key] for key in ("credit", "update") if key in trains[-1]}}
 
     @model_validator(mode="after")
     def _consistent(self) -> "Experiment":

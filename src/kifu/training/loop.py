@@ -25,7 +25,7 @@ from kifu.training.books import close_run, close_step, limit_failures
 from kifu.training.checkpoint import Mark, save_checkpoint
 from kifu.training.observe import Observer, StepSeen
 from kifu.training.plan import closing_line, plan_line, versions_evaluated
-from kifu.training.prepare import Stage
+from kifu.training.stages import Stage
 from kifu.training.supply import Supply
 
 
@@ -121,6 +121,7 @@ class Loop:
         self._observer.begin()
         if step == stage.first and step > 0:
             await self._change_stage(stage)
+        self._supply.begin(step, self.progress.version)
         with self._observer.collecting():
             groups = await self._groups(stage, step)
         trajectories = {member.id: member for group in groups for member in group.members}
@@ -134,6 +135,9 @@ class Loop:
             if trained.moved:
                 await self._publish(await asyncio.to_thread(self._bench.engine.trainer.publish))
         self._store.seal(step)
+        if step + 1 == stage.stop:
+            await asyncio.to_thread(self._supply.fit, stage)
+            self._observer.reward_model = self._supply.reward_model_facts
         self.progress.step, self._updating = step + 1, False
         closed, self.progress.ledger = self.progress.ledger, self.progress.ledger.next()
         if (
@@ -159,11 +163,12 @@ class Loop:
 
     def _evaluation_due(self) -> bool:
         every, step = self._bench.experiment.evaluation.every, self.progress.step
-        return step == self._bench.stages[-1].first or (every is not None and step % every == 0)
+        begins = any(stage.evaluates and step == stage.first for stage in self._bench.stages)
+        return begins or (every is not None and step % every == 0)
 
     async def _groups(self, stage: Stage, step: int) -> list[Group]:
         own = stage.demonstrations is None and stage.stored is None
-        depth = self._bench.experiment.update.max_age if own else 0
+        depth = stage.update.max_age if own else 0
         for ahead in range(step, min(step + depth + 1, stage.first + stage.steps)):
             if ahead not in self._ahead:
                 self._ahead[ahead] = asyncio.create_task(self._collect(stage, ahead))
@@ -209,7 +214,7 @@ class Loop:
                 demonstrate=self._bench.prepared.demonstrator(stage.demonstrations.noise),
                 have=have,
             )
-        update = self._bench.experiment.update
+        update = stage.update
         return await self._bench.collector.training_groups(
             step,
             prompts=update.prompts_per_step,
@@ -226,12 +231,12 @@ class Loop:
         assembled = assemble(
             supplied.groups,
             algorithm=stage.algorithm,
-            rules=self._bench.prepared.rules,
+            rules=stage.rules,
             version=version,
-            max_age=self._bench.experiment.update.max_age,
+            max_age=stage.update.max_age,
             borrowed=supplied.borrowed,
             scored=supplied.scored,
-            observes=self._bench.experiment.update.observation_loss is not None,
+            observes=stage.update.observation_loss is not None,
         )
         batches = pack_rows(assembled.rows, layout=self._bench.engine.layout, max_nodes=self._bench.machine.max_nodes)
         digests = {name: self._store.digest(name) or content_digest(item) for name, item in trajectories.items()}
@@ -245,7 +250,7 @@ class Loop:
             uses=self._supply.uses,
         )
         objective = stage.algorithm.objective()
-        if (coefficient := self._bench.experiment.update.observation_loss) is not None:
+        if (coefficient := stage.update.observation_loss) is not None:
             objective = WithObservations(inner=objective, coefficient=coefficient)
         results, stats = [], []
         self._updating = True
@@ -299,11 +304,18 @@ class Loop:
         await self._bench.engine.sampler.load(weights)
 
     async def _change_stage(self, stage: Stage) -> None:
-        """Bring the engine up again with the stage's optimizer, from the weights published last."""
+        """Bring the engine up again with the stage's optimizer, from the weights it begins with.
+
+        Those of an earlier stage are published anew, under the next number.
+        """
         initial = self._bench.kept(self.progress.version)
+        if stage.start is not None:
+            initial = replace(self._bench.kept(self._supply.ended_with(stage.start)), version=initial.version + 1)
         engine = await asyncio.to_thread(self._bench.bring_up, stage, initial=initial)
         first = await asyncio.to_thread(engine.trainer.publish)
         assert first.version == initial.version, "an engine's first publish is what it started from"
+        if stage.start is not None:
+            await self._publish(first)
 
     async def _evaluate(self) -> None:
         """Evaluate the present version; a second time the same rollouts answer, and the ledger has them once."""
@@ -333,7 +345,7 @@ class Loop:
             self.progress.stalled = 0
             return
         self.progress.stalled += 1
-        patience = self._bench.experiment.update.patience
+        patience = stage.update.patience
         if self.progress.stalled >= patience:
             raise NoSignalError(
                 f"{patience} steps in a row without an informative group: every attempt at a task earned the same. "

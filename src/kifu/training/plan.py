@@ -60,6 +60,7 @@ def plan_line(
                 else (),
                 pair=rows[0].pair,
                 model_score=assembled.model_scores.get(name),
+                paid=tuple(assembled.paid[name].tolist()) if name in assembled.paid else (),
                 observed=tuple(run for row in rows for run in _observed(row)),
                 times_used=(uses or {}).get(name, 0) + (update + 1) * assembled.times.get(name, 1),
             )

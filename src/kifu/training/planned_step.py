@@ -5,6 +5,8 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 
+import numpy as np
+
 from kifu.records import Group, Trajectory, as_floats
 from kifu.records.plan import PlanLine
 from kifu.records.reader import STORED, RunReader
@@ -49,6 +51,7 @@ def as_planned(folder: Path, line: PlanLine, own: Sequence[Group]) -> PlannedSte
         scored=Scored(
             reference={row.trajectory: as_floats(row.reference) for row in line.rows if row.reference},
             present={row.trajectory: as_floats(row.present) for row in line.rows if row.present},
+            paid={row.trajectory: np.array(row.paid, dtype=np.float64) for row in line.rows if row.paid},
             model={row.trajectory: row.model_score for row in line.rows if row.model_score is not None},
         ),
     )

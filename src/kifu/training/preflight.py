@@ -6,11 +6,22 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from kifu.algorithms import Card
 from kifu.envs.card import AgentScore, environment_card
 from kifu.errors import BoundaryError, UsageError
 from kifu.monitor import peak_rss_bytes, read_metrics
 from kifu.training.experiment import Loaded
-from kifu.training.layers import HfPolicy, Lora, NoWarmStart
+from kifu.training.layers import (
+    DemonstrationStage,
+    Experiment,
+    HfPolicy,
+    LabellingStage,
+    Lora,
+    NoWarmStart,
+    RankingStage,
+    StageLayer,
+    UpdateLayer,
+)
 from kifu.training.prepare import Prepared, prepare
 from kifu.training.run import train
 
@@ -20,6 +31,18 @@ _VERSION_SHARE = 0.04
 _CARD_TASKS = 16
 _RECORD_BYTES = 6_000
 """Of one stored rollout, a coarse figure."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageFound:
+    """One stage of the run."""
+
+    name: str
+    method: str
+    steps: int
+    start: str | None
+    """The stage whose weights it begins with, or ``base``; None goes on."""
+    card: Card
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +67,8 @@ class Preflight:
     informative: int | None
     """Groups of the measured steps whose rewards differ."""
     groups: int | None
+    stages: tuple[StageFound, ...] = ()
+    """In order, each with its card."""
     warnings: tuple[str, ...] = ()
 
     @property
@@ -55,6 +80,11 @@ class Preflight:
         """Field by field."""
         found = asdict(self)
         found["scores"] = [{**asdict(score), "components": dict(score.components)} for score in self.scores]
+        found["stages"] = [
+            {"name": item.name, "method": item.method, "steps": item.steps, "from": item.start}
+            | {"card": asdict(item.card)}
+            for item in self.stages
+        ]
         return {**found, "missing": list(self.missing), "warnings": list(self.warnings), "ok": self.ok}
 
 
@@ -79,13 +109,12 @@ def preflight(loaded: Loaded, *, measure: bool = True, out: Path | None = None) 
     disk, free = _disk_bytes(prepared), shutil.disk_usage(_existing(out or Path.cwd())).free
     if disk > free:
         warnings.append(f"the run folder may need {disk:,} bytes, {free:,} are free; free space or shorten the run")
-    needs_signal = prepared.stages[-1].algorithm.plan.needs_group and len(prepared.stages) == 1
+    needs_signal = prepared.stages[0].algorithm.plan.needs_group and len(prepared.stages) == 1
     if measured is not None and needs_signal and measured.groups and not measured.informative:
         warnings.append(
             f"none of {measured.groups} measured groups had different rewards: raise update.group_size, choose easier "
             "tasks, warm-start on demonstrations, or add a checkable partial reward"
         )
-    steps = sum(stage.steps for stage in prepared.stages)
     scores = _scores(prepared, warnings)
     return Preflight(
         name=loaded.name,
@@ -94,12 +123,22 @@ def preflight(loaded: Loaded, *, measure: bool = True, out: Path | None = None) 
         parameters=parameters,
         memory_bytes=None if measured is None else measured.memory_bytes,
         step_s=None if measured is None else measured.step_s,
-        run_s=None if measured is None else measured.step_s * steps,
+        run_s=None if measured is None else measured.run_s,
         disk_bytes=disk,
         disk_free_bytes=free,
         scores=scores,
         informative=None if measured is None else measured.informative,
         groups=None if measured is None else measured.groups,
+        stages=tuple(
+            StageFound(
+                name=stage.name,
+                method=stage.method,
+                steps=stage.steps,
+                start=stage.start,
+                card=stage.algorithm.card,
+            )
+            for stage in prepared.stages
+        ),
         warnings=tuple(warnings),
     )
 
@@ -107,6 +146,7 @@ def preflight(loaded: Loaded, *, measure: bool = True, out: Path | None = None) 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Measured:
     step_s: float
+    run_s: float
     memory_bytes: int
     informative: int
     groups: int
@@ -115,32 +155,62 @@ class _Measured:
 def _measured(prepared: Prepared) -> _Measured:
     """Two steps with few prompts in a temporary folder; the second, warm one is scaled to the prompts of a whole one.
 
-    Rollouts of a whole step share more work, so the time is an upper estimate.
+    With stages, one or two such steps of each. Rollouts of a whole step share more work: the time is an upper estimate.
     """
     experiment = prepared.experiment
-    prompts = min(_MEASURED_PROMPTS, experiment.update.prompts_per_step)
-    update = experiment.update.model_copy(
-        update={"steps": 2, "prompts_per_step": prompts, "warm_start": NoWarmStart(), "patience": 3, "max_age": 0}
-    )
-    evaluation = experiment.evaluation.model_copy(update={"tasks": 1, "tries": 1, "every": None})
-    small = experiment.model_copy(update={"update": update, "evaluation": evaluation})
     with tempfile.TemporaryDirectory(prefix="kifu-check-") as scratch:
-        result = train(replace(prepared.loaded, experiment=small), out=Path(scratch) / "run", quiet=True)
+        small = replace(prepared.loaded, experiment=_small(experiment))
+        result = train(small, out=Path(scratch) / "run", quiet=True)
         rows = read_metrics(result.folder / "metrics.jsonl")
+    last = {row["stage"]: row["seconds"] for row in rows}
+    step_s = {
+        stage.name: last[stage.name]
+        * stage.update.prompts_per_step
+        / min(_MEASURED_PROMPTS, stage.update.prompts_per_step)
+        for stage in prepared.stages
+        if stage.name in last
+    }
+    main = prepared.stages[-1].name
     return _Measured(
-        step_s=rows[-1]["seconds"] * experiment.update.prompts_per_step / prompts,
+        step_s=step_s[main],
+        run_s=sum(step_s.get(stage.name, step_s[main]) * stage.steps for stage in prepared.stages),
         memory_bytes=peak_rss_bytes(),
         informative=sum(row["informative_groups"] for row in rows),
         groups=sum(row["groups"] for row in rows),
     )
 
 
+def _small(experiment: Experiment) -> Experiment:
+    """The experiment with two steps of few prompts, its stages likewise."""
+    evaluation = experiment.evaluation.model_copy(update={"tasks": 1, "tries": 1, "every": None})
+    stages = {name: _small_stage(stage) for name, stage in experiment.stages.items()}
+    update = _small_update(experiment.update)
+    return experiment.model_copy(update={"update": update, "evaluation": evaluation, "stages": stages})
+
+
+def _small_update(update: UpdateLayer) -> UpdateLayer:
+    prompts = min(_MEASURED_PROMPTS, update.prompts_per_step)
+    return update.model_copy(
+        update={"steps": 2, "prompts_per_step": prompts, "warm_start": NoWarmStart(), "patience": 3, "max_age": 0}
+    )
+
+
+def _small_stage(stage: StageLayer) -> StageLayer:
+    match stage:
+        case DemonstrationStage():
+            return stage.model_copy(update={"steps": 1, "traces_per_step": _MEASURED_PROMPTS})
+        case RankingStage() | LabellingStage():  # whole, or there may be nothing to fit to
+            return stage
+        case _:
+            return stage.model_copy(update={"update": _small_update(stage.update)})
+
+
 def _disk_bytes(prepared: Prepared) -> int:
     """Versions, two checkpoints and records, coarsely."""
-    experiment, update = prepared.experiment, prepared.experiment.update
+    experiment = prepared.experiment
     steps = sum(stage.steps for stage in prepared.stages)
     evaluations = 2 + (steps // experiment.evaluation.every if experiment.evaluation.every else 0)
-    rollouts = update.steps * update.prompts_per_step * update.group_size
+    rollouts = sum(stage.steps * stage.update.prompts_per_step * stage.update.group_size for stage in prepared.stages)
     rollouts += evaluations * experiment.evaluation.tasks * experiment.evaluation.tries
     records = rollouts * _RECORD_BYTES
     if prepared.model is None:

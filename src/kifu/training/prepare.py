@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -10,15 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from kifu.agents import AGENTS, Agent
-from kifu.algorithms import Algorithm, build_algorithm
-from kifu.credit import Bootstrap, CutTreatment, Exclude, StoredPairs, StoredTrajectories, Terminal
 from kifu.credit.reading import RewardRules
 from kifu.envs import Environment, Task
 from kifu.envs.declared import asking, check_declared, tool_names
 from kifu.envs.registry import resolve_environment
 from kifu.errors import ExperimentError
 from kifu.models import ModelFolder, pull
-from kifu.policy import AdamW, EngineSpec, FullWeights, LoraWeights, Machine, Weights
+from kifu.policy import EngineSpec, FullWeights, LoraWeights, Machine, Weights
 from kifu.records import Provenance, Sampling, ToolCall
 from kifu.render import DIALECTS, Dialect, Message, Renderer, SymbolRenderer, load_renderer
 from kifu.rollout import Limits, Script, Setting, tool_views
@@ -26,10 +24,11 @@ from kifu.training.branching import check_rollouts
 from kifu.training.components import check_paid
 from kifu.training.experiment import Loaded
 from kifu.training.freeze import Identity, Protocol, freeze
-from kifu.training.layers import Demonstrations, Experiment, HfPolicy, Lora, Optimizer, RecurrentPolicy, Stored
+from kifu.training.layers import Experiment, HfPolicy, Lora, RecurrentPolicy
 from kifu.training.machine import resolve_machine
+from kifu.training.stages import Stage, check_stage, stages_of
 from kifu.training.starting import start_digest
-from kifu.training.stored import stored_heads, stored_layer
+from kifu.training.stored import stored_heads, stored_names
 from kifu.training.tasks import (
     GeneratedTasks,
     ListedTasks,
@@ -45,21 +44,6 @@ _EVALUATED_AT_ONCE = 64
 _LIBRARIES = ("kifu", "numpy", "torch", "transformers", "tokenizers")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
-    """Consecutive steps with one algorithm and one optimizer."""
-
-    name: str
-    algorithm: Algorithm
-    optimizer: AdamW
-    first: int
-    steps: int
-    demonstrations: Demonstrations | None = None
-    """Scripted traces instead of rollouts."""
-    stored: Stored | None = None
-    """Records of other runs instead of rollouts."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Prepared:
     """A checked and frozen experiment."""
@@ -69,6 +53,7 @@ class Prepared:
     renderer: Renderer
     stages: tuple[Stage, ...]
     rules: RewardRules
+    """Of the last stage; each stage has its own."""
     protocol: Protocol
     machine: Machine
     agent: Agent
@@ -148,15 +133,16 @@ def prepare(loaded: Loaded, *, start: str | None = None) -> Prepared:
     environment = loaded.environment or resolve_environment(_located(experiment.environment.name, loaded.folder))
     check_declared(environment)
     loaded = _with_tasks(loaded, environment)
-    stages = _stages(experiment)
-    check_paid(experiment, stages[-1].algorithm, environment)
+    stages = stages_of(experiment)
     for stage in stages:
-        _check_stage(stage, experiment)
+        if stage.fits is None:
+            check_paid(experiment.model_copy(update={"credit": stage.credit}), stage.algorithm, environment)
+        check_stage(stage, experiment)
         check_rollouts(
             stage.algorithm.plan,
-            size=experiment.update.group_size,
+            size=stage.update.group_size,
             environment=environment,
-            name=experiment.credit.algorithm,
+            name=stage.method,
         )
         if stage.demonstrations is not None:  # asked now, so that nothing was written when there is none
             _script(environment, demonstration_task(environment, 0), seed=0, noise=0.0)
@@ -175,15 +161,17 @@ def prepare(loaded: Loaded, *, start: str | None = None) -> Prepared:
         history=str(renderer.digests.extra.get("history", "append/1")),
         start=start,
     )
+    names = stored_names(experiment)
     protocol = freeze(
         experiment,
         environment=environment,
-        algorithm_id=experiment.credit.algorithm,
+        algorithm_id=stages[-1].method,
         algorithm=stages[-1].algorithm,
         identity=identity,
         tools=tools,
         tasks_digest=loaded.tasks_digest,
-        stored=_stored_heads(experiment, loaded.folder),
+        stored=dict(zip(names, stored_heads(names, loaded.folder), strict=True)),
+        stages=[stage.to_json() for stage in stages] if experiment.stages else (),
         libraries=_versions(),
     )
     provenance = Provenance(
@@ -194,23 +182,17 @@ def prepare(loaded: Loaded, *, start: str | None = None) -> Prepared:
         weights=identity.weights,
         history=identity.history,
     )
-    cuts: dict[str, CutTreatment] = {"exclude": Exclude(), "terminal": Terminal(), "bootstrap": Bootstrap()}
     prepared = Prepared(
         loaded=loaded,
         environment=environment,
         renderer=renderer,
         stages=stages,
-        rules=RewardRules(
-            gamma=experiment.credit.gamma,
-            components=experiment.credit.components,
-            shaping=experiment.credit.shaping.type == "potential",
-            cut=cuts[experiment.environment.on_truncation],
-        ),
+        rules=stages[-1].rules,
         protocol=protocol,
         machine=resolve_machine(
             loaded.machine,
             small=model is None,
-            contexts=_contexts(experiment),
+            contexts=_contexts(experiment, stages),
         ),
         agent=agent,
         setting=_setting(experiment, environment, renderer=renderer, agent=agent, provenance=provenance),
@@ -222,18 +204,13 @@ def prepare(loaded: Loaded, *, start: str | None = None) -> Prepared:
     return prepared
 
 
-def _contexts(experiment: Experiment) -> int:
-    """Rollouts under way at once: a step's, or an evaluation's as far as that costs little memory."""
-    update, evaluation = experiment.update, experiment.evaluation
+def _contexts(experiment: Experiment, stages: Sequence[Stage]) -> int:
+    """Rollouts under way at once: those of the widest step, or an evaluation's as far as that costs little memory."""
+    evaluation = experiment.evaluation
     return max(
-        update.prompts_per_step * update.group_size, min(evaluation.tasks * evaluation.tries, _EVALUATED_AT_ONCE)
+        max(stage.update.prompts_per_step * stage.update.group_size for stage in stages),
+        min(evaluation.tasks * evaluation.tries, _EVALUATED_AT_ONCE),
     )
-
-
-def _stored_heads(experiment: Experiment, folder: Path) -> list[str]:
-    """What the records of other runs are, by digest."""
-    data = stored_layer(experiment)
-    return [] if data is None else stored_heads(data, folder)
 
 
 def _check_tasks(prepared: Prepared) -> None:
@@ -263,91 +240,6 @@ def _with_tasks(loaded: Loaded, environment: type[Environment]) -> Loaded:
         return loaded
     tasks = hold_out(rows, split=loaded.experiment.evaluation.split)
     return replace(loaded, tasks=tasks, tasks_digest=tasks_digest(tasks))
-
-
-def _stages(experiment: Experiment) -> tuple[Stage, ...]:
-    update, warm = experiment.update, experiment.update.warm_start
-    stages: list[Stage] = []
-    if isinstance(warm, Demonstrations):
-        stages.append(
-            Stage(
-                name="warm start",
-                algorithm=build_algorithm("sft"),
-                optimizer=_adamw(warm.optimizer, clip=update.clip_norm, steps=warm.steps),
-                first=0,
-                steps=warm.steps,
-                demonstrations=warm,
-            )
-        )
-    algorithm = build_algorithm(experiment.credit.algorithm, experiment.credit.options)
-    optimizer = _adamw(update.optimizer, clip=update.clip_norm, steps=update.steps * algorithm.plan.epochs)
-    first = sum(stage.steps for stage in stages)
-    stages.append(
-        Stage(
-            name="train",
-            algorithm=algorithm,
-            optimizer=optimizer,
-            first=first,
-            steps=update.steps,
-            stored=update.data if isinstance(update.data, Stored) else None,
-        )
-    )
-    return tuple(stages)
-
-
-def _adamw(layer: Optimizer, *, clip: float | None, steps: int) -> AdamW:
-    return AdamW(
-        learning_rate=layer.learning_rate,
-        betas=layer.betas,
-        eps=layer.eps,
-        weight_decay=layer.weight_decay,
-        clip_norm=clip,
-        warmup_steps=layer.warmup_steps,
-        schedule=layer.schedule,
-        total_steps=None if layer.schedule == "constant" else steps,
-    )
-
-
-def _check_stage(stage: Stage, experiment: Experiment) -> None:
-    plan, update = stage.algorithm.plan, experiment.update
-    name = experiment.credit.algorithm
-    if stage.demonstrations is None and plan.demonstrations and stage.stored is None:
-        raise ExperimentError(
-            f"credit.algorithm = `{name}` trains on demonstrations, and [update] collects rollouts; "
-            "put it into update.warm_start, name records in update.data, or choose a method that learns from rollouts"
-        )
-    is_offline = plan.demonstrations or isinstance(plan.data, StoredTrajectories | StoredPairs)
-    if stage.demonstrations is None and is_offline is not (stage.stored is not None):
-        raise ExperimentError(
-            f"credit.algorithm = `{name}` learns from records of finished runs; "
-            "name them: update.data = { type = 'stored', runs = ['runs/…'] }"
-            if is_offline
-            else f"credit.algorithm = `{name}` learns from its own rollouts, and update.data names records of others; "
-            "choose a method that learns offline: sft, offline_awr, dpo"
-        )
-    has_model = experiment.credit.reward_model is not None
-    if stage.demonstrations is None and plan.needs_reward_model is not has_model:
-        raise ExperimentError(
-            f"credit.algorithm = `{name}` learns from a reward model; name the runs it is fitted to: "
-            "credit.reward_model = { runs = ['runs/…'] }"
-            if plan.needs_reward_model
-            else f"credit.algorithm = `{name}` does not look at credit.reward_model; drop it, or use rlhf_ppo"
-        )
-    if plan.needs_group and update.group_size < 2 and stage.demonstrations is None and stage.stored is None:
-        raise ExperimentError(
-            f"credit.algorithm = `{name}` compares attempts at one task: update.group_size must be at least 2, "
-            f"found {update.group_size}"
-        )
-    if plan.needs_value and not isinstance(experiment.policy, RecurrentPolicy):
-        raise ExperimentError(
-            f"credit.algorithm = `{name}` needs a critic, and the engine `{experiment.policy.engine}` has none; "
-            "use engine = `recurrent`, or a method without a critic such as grpo"
-        )
-    if experiment.environment.on_truncation == "bootstrap" and not isinstance(experiment.policy, RecurrentPolicy):
-        raise ExperimentError(
-            "environment.on_truncation = `bootstrap` needs V(h_T), and this policy has no critic; "
-            "use `exclude` or `terminal`"
-        )
 
 
 def _model(loaded: Loaded) -> ModelFolder | None:
@@ -390,7 +282,14 @@ def _renderer(
             )
         return SymbolRenderer(actions=tools, vocabulary=environment.vocabulary)
     assert model is not None
-    return load_renderer(Path(model.path), dialect=DIALECTS[policy.dialect], thinking=policy.thinking or None)
+    renderer = load_renderer(Path(model.path), dialect=DIALECTS[policy.dialect], thinking=policy.thinking or None)
+    if tools and not renderer.habits.continues:
+        raise ExperimentError(
+            f"policy.model: the chat template of {model.path} rewrites the prompt once the policy has answered, so "
+            f"tool results of `{experiment.environment.name}` cannot be appended exactly; use another model "
+            "or template. Tasks of a single message work with it."
+        )
+    return renderer
 
 
 def _weights_identity(experiment: Experiment, model: ModelFolder | None) -> str:

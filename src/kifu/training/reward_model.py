@@ -1,6 +1,6 @@
-"""The reward model of a run: fitted to pairs of stored attempts before the first step, frozen afterwards.
+"""The reward model of a run: fitted once to pairs of recorded attempts, frozen afterwards.
 
-It is a function of the copied records, the settings and the run's seed: a resumed run fits the same one again.
+It is a function of the records, the settings and the run's seed: a resumed run fits the same one again.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ from kifu.engines.recurrent.threads import one_thread
 from kifu.errors import ExperimentError
 from kifu.objectives import Fitting, SequenceScorer, fit_preferences, preference_accuracy
 from kifu.records import Group, Ints, Trajectory
-from kifu.training.layers import RewardModel
+from kifu.training.credit_layers import Fit, RewardModel
 
 _HELD_OUT = 5
 """One pair in so many is kept for the accuracy."""
@@ -42,7 +42,7 @@ class FittedModel:
         return {item.id: float(value) for item, value in zip(items, scores, strict=True)}
 
 
-def fit_reward_model(groups: Sequence[Group], layer: RewardModel, *, seed: int) -> FittedModel:
+def fit_reward_model(groups: Sequence[Group], layer: Fit | RewardModel, *, seed: int) -> FittedModel:
     """Fit a scorer to the preferences between stored attempts at one task.
 
     Raises:
@@ -51,8 +51,8 @@ def fit_reward_model(groups: Sequence[Group], layer: RewardModel, *, seed: int) 
     pairs = [pair for group in groups for pair in _pairs(group)]
     if not pairs:
         raise ExperimentError(
-            "credit.reward_model: no two stored attempts at one task differ in reward, so nothing is preferred to "
-            "anything; give runs with successes and failures"
+            "reward model: no two recorded attempts at one task differ in reward, so nothing is preferred to anything; "
+            "give attempts with successes and failures"
         )
     ranked = sorted(pairs, key=lambda pair: hashlib.sha256(pair[0].tobytes() + b"|" + pair[1].tobytes()).digest())
     held = ranked[: len(ranked) // _HELD_OUT]

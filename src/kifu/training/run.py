@@ -2,7 +2,6 @@
 
 import asyncio
 import hashlib
-import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -12,7 +11,7 @@ from typing import Any
 
 import tomlkit
 
-from kifu.errors import AlteredError, EngineFailure, ExperimentError, KifuError, ModelError, StorageError
+from kifu.errors import AlteredError, EngineFailure, ExperimentError, KifuError, ModelError, StorageError, UsageError
 from kifu.evaluation import EvaluationSummary
 from kifu.monitor import PROTOCOL_FILE, RunFolder, protocol_problem, write_atomic
 from kifu.records import Trajectory, read_chain
@@ -29,7 +28,8 @@ from kifu.training.loop import Loop, Progress
 from kifu.training.machine import this_cpu
 from kifu.training.observe import Observer
 from kifu.training.prepare import Prepared, prepare
-from kifu.training.stored import copied, copy_runs, stored_layer
+from kifu.training.stopping import stoppable
+from kifu.training.stored import copied, copy_runs, stored_names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -69,7 +69,7 @@ def train(loaded: Loaded, *, out: Path | None = None, seed: int = 0, quiet: bool
     _write_protocol(folder, prepared)
     try:
         return _drive(prepared, folder, seed=seed, quiet=quiet)
-    except (EngineFailure, ExperimentError, ModelError):
+    except (EngineFailure, UsageError, ModelError):
         if not read_chain(folder.weights / VERSIONS).lines:  # nothing began, so there is nothing to go on with
             folder.discard()
         raise
@@ -135,6 +135,11 @@ def _facts(prepared: Prepared, seed: int) -> dict[str, Any]:
         PROTOCOL_FILE: hashlib.sha256(_protocol_text(prepared)).hexdigest(),
         "symbols": _symbols(prepared),
         "algorithm_card": asdict(prepared.stages[-1].algorithm.card),
+        "stages": [
+            {"name": stage.name, "method": stage.method, "first": stage.first, "steps": stage.steps}
+            | {"from": stage.start, "card": asdict(stage.algorithm.card)}
+            for stage in prepared.stages
+        ],
         "relative_to": str(loaded.folder.resolve()),
         "machine": {**asdict(prepared.machine), "cpu": cpu.name, "cores": cpu.cores},
         "model": None if prepared.model is None else str(prepared.model.path),
@@ -151,11 +156,25 @@ def _symbols(prepared: Prepared) -> list[str] | None:
 
 def _loaded(facts: Mapping[str, Any], root: Path) -> Loaded:
     experiment, copies = facts["experiment"], copied(root)
-    for layer, field in (("update", "data"), ("credit", "reward_model")):  # the runs that were learned from may be gone
-        table = experiment[layer].get(field) or {}
-        if copies and len(copies) == len(table.get("runs", ())):
-            experiment = {**experiment, layer: {**experiment[layer], field: {**table, "runs": copies}}}
-    return parse_experiment(experiment, name=facts["name"], folder=Path(facts["relative_to"]), where=f"{root}/run.json")
+    if experiment.get("stages"):  # then these two are the last stage's, and no table of the file
+        experiment = {name: table for name, table in experiment.items() if name not in ("credit", "update")}
+    where = {"name": facts["name"], "folder": Path(facts["relative_to"]), "where": f"{root}/run.json"}
+    loaded = parse_experiment(experiment, **where)
+    names = stored_names(loaded.experiment)
+    if not copies or len(copies) != len(names):
+        return loaded
+    moved = dict(zip(names, copies, strict=True))  # the runs that were learned from may be gone
+    return parse_experiment(_moved(experiment, moved), **where)
+
+
+def _moved(value: Any, moved: Mapping[str, str]) -> Any:  # noqa: ANN401 (a JSON tree)
+    """The tree with the paths of runs replaced."""
+    if isinstance(value, dict):
+        return {
+            key: [moved.get(name, name) for name in item] if key == "runs" else _moved(item, moved)
+            for key, item in value.items()
+        }
+    return value
 
 
 def _write_protocol(folder: RunFolder, prepared: Prepared) -> None:
@@ -176,9 +195,8 @@ def _without_none(value: Any) -> Any:  # noqa: ANN401 (a JSON tree)
 
 
 def _drive(prepared: Prepared, folder: RunFolder, *, seed: int, quiet: bool) -> Result:
-    facts, data = folder.facts(), stored_layer(prepared.experiment)
-    if data is not None:
-        copy_runs(data, base=prepared.loaded.folder, into=folder.root)
+    facts = folder.facts()
+    copy_runs(stored_names(prepared.experiment), base=prepared.loaded.folder, into=folder.root)
     store = RunStore(folder.root, expected_head=facts.get("head"))
     try:
         with _open_run(prepared, folder, store=store, seed=seed, quiet=quiet) as (bench, plans, observer, planned):
@@ -284,8 +302,5 @@ def _begin(bench: Bench) -> Progress:
 async def _run(loop: Loop, bench: Bench, progress: Progress) -> None:
     if progress.step:
         await bench.engine.sampler.load(bench.kept(progress.version))
-    running = asyncio.get_running_loop()
-    with suppress(NotImplementedError, RuntimeError, ValueError):  # not the main thread: our caller handles it
-        for asked in (signal.SIGINT, signal.SIGTERM):  # by a user, by a scheduler that wants the machine back
-            running.add_signal_handler(asked, loop.stop)
-    await loop.run()
+    with stoppable(loop.stop, asyncio.get_running_loop()):
+        await loop.run()

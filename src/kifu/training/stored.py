@@ -4,6 +4,7 @@ The copy makes the run complete by itself: the runs it learned from may go.
 """
 
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +15,8 @@ from kifu.monitor import RunFolder
 from kifu.records import GENESIS, BlobStore, Group, Provenance, Purpose, Trajectory, writer_of
 from kifu.records.checks import bitmaps_of
 from kifu.records.reader import STORED, RunReader
-from kifu.training.layers import Experiment, Stored
+from kifu.training.credit_layers import RewardModel
+from kifu.training.layers import Experiment, Stored, TrainStage
 
 _SHARED = ("tokenizer", "template", "parser")
 """What must be equal for tokens to mean the same."""
@@ -44,32 +46,39 @@ class StoredGroups:
         return tuple(member for group in self.groups for member in group.members)
 
 
-def stored_layer(experiment: Experiment) -> Stored | None:
-    """What an experiment takes from other runs, for its updates or for its reward model; None when nothing."""
-    if isinstance(experiment.update.data, Stored):
-        return experiment.update.data
-    model = experiment.credit.reward_model
-    return None if model is None else Stored(runs=model.runs)
+def stored_names(experiment: Experiment) -> tuple[str, ...]:
+    """Runs an experiment takes records from, for its updates and its reward models, as they stand in the file."""
+    trains = [stage for stage in experiment.stages.values() if isinstance(stage, TrainStage)]
+    layers = [(stage.credit, stage.update) for stage in trains] or [(experiment.credit, experiment.update)]
+    found: list[str] = []
+    for credit, update in layers:
+        for runs in (_runs(update.data), _runs(credit.reward_model)):
+            found += runs if not found else [name for name in runs if name not in found]
+    return tuple(found)
 
 
-def stored_heads(layer: Stored, base: Path) -> list[str]:
+def _runs(layer: object) -> tuple[str, ...]:
+    return layer.runs if isinstance(layer, Stored | RewardModel) else ()
+
+
+def stored_heads(names: Sequence[str], base: Path) -> list[str]:
     """Digest of the manifest of every run: what the data is, wherever it lies.
 
     Raises:
         StorageError: no run there, or it was altered.
         ExperimentError: a run holds no sealed record.
     """
-    return [_reader(base / name).head for name in layer.runs]
+    return [_reader(base / name).head for name in names]
 
 
-def copy_runs(layer: Stored, *, base: Path, into: Path) -> None:
+def copy_runs(names: Sequence[str], *, base: Path, into: Path) -> None:
     """Copy the sealed records of every run, and the bitmaps their supports name, into a run folder.
 
     Raises:
         StorageError: no run there, it was altered, or it is being written.
     """
     blobs = BlobStore(into / "blobs")
-    for at, name in enumerate(layer.runs):
+    for at, name in enumerate(names):
         source, target = base / name, into / STORED / f"{at}"
         if target.exists():
             continue
@@ -86,12 +95,15 @@ def copy_runs(layer: Stored, *, base: Path, into: Path) -> None:
         work.rename(target)
 
 
-def read_groups(layer: Stored, folder: Path, *, like: Provenance, seed: int, own: bool) -> StoredGroups:
+def read_groups(
+    layer: Stored, folder: Path, *, names: Sequence[str], like: Provenance, seed: int, own: bool
+) -> StoredGroups:
     """The groups a run was given.
 
     Args:
         layer: which records count.
         folder: the run folder that holds the copies.
+        names: every run that was copied, in order.
         like: of the run's own records: tokens must mean the same there.
         seed: of the run.
         own: whether the run makes records of its own to train on, whose ids must differ.
@@ -101,7 +113,7 @@ def read_groups(layer: Stored, folder: Path, *, like: Provenance, seed: int, own
     """
     found: dict[tuple[int, int, int], list[Trajectory]] = {}
     seen: set[str] = set()
-    for at, name in enumerate(layer.runs):
+    for at, name in _places(layer, names):
         for record in RunReader(folder / STORED / f"{at}").trajectories(live=False):
             if record.key.purpose is not Purpose(layer.records):
                 continue
@@ -127,8 +139,19 @@ def read_groups(layer: Stored, folder: Path, *, like: Provenance, seed: int, own
     return StoredGroups(groups=tuple(Group(task=item[0].task, members=tuple(item)) for item in members), seed=seed)
 
 
+def _places(layer: Stored, names: Sequence[str]) -> list[tuple[int, str]]:
+    """The copies of a layer's runs; a run that is named twice was copied twice."""
+    taken: dict[str, int] = {}
+    found = []
+    for name in layer.runs:
+        at = [place for place, other in enumerate(names) if other == name]
+        found.append((at[min(taken.get(name, 0), len(at) - 1)], name))
+        taken[name] = taken.get(name, 0) + 1
+    return found
+
+
 def copied(root: Path) -> list[str]:
-    """Paths of the copies a run folder holds, in the order of ``update.data.runs``."""
+    """Paths of the copies a run folder holds, in order."""
     places = [path for path in (root / STORED).glob("*") if path.name.isdecimal()]
     return [str(path.resolve()) for path in sorted(places, key=lambda path: int(path.name))]
 

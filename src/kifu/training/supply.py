@@ -13,12 +13,15 @@ from kifu.records.reader import RunReader
 from kifu.training.assemble import Assembled
 from kifu.training.bench import Bench
 from kifu.training.borrowed import Borrowed, Scored
-from kifu.training.layers import Stored
-from kifu.training.prepare import Stage
+from kifu.training.credit_layers import StageModel
+from kifu.training.layers import LabellingStage, RankingStage, Stored
+from kifu.training.process_model import FittedProcess, fit_process_model
 from kifu.training.replay import SuccessBuffer
 from kifu.training.reward_model import FittedModel, fit_reward_model
 from kifu.training.scoring import score_records, scorer_of
-from kifu.training.stored import StoredGroups, read_groups, stored_layer
+from kifu.training.signals import paid_by_signals
+from kifu.training.stages import Stage
+from kifu.training.stored import StoredGroups, read_groups, stored_names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -44,9 +47,9 @@ class Supply:
         self._begins = {line.step: line.version for line in planned if line.update == 0}
         before = (row for line in planned if line.step < step for row in line.rows)
         self._uses = {row.trajectory: row.times_used for row in before}
-        self._data = next((stage.stored for stage in bench.stages if stage.stored is not None), None)
-        self._stored: StoredGroups | None = None
-        self._model: FittedModel | None = None
+        self._stored: dict[Stored, StoredGroups] = {}
+        self._models: dict[str, FittedModel] = {}
+        self._processes: dict[str, FittedProcess] = {}
         self._buffers: dict[int, SuccessBuffer] = {}
         self._held: int | None = None
 
@@ -57,38 +60,99 @@ class Supply:
 
     @property
     def stored(self) -> tuple[Trajectory, ...]:
-        """Every record of other runs that this one learns from."""
-        return () if self._data is None else self._groups(self._data).records
+        """Every record of other runs that the policy of this one learns from."""
+        layers = dict.fromkeys(stage.stored for stage in self._bench.stages if stage.stored is not None)
+        return tuple(record for layer in layers for record in self._groups(layer).records)
 
     def stored_groups(self, stage: Stage, data: Stored, *, step: int) -> list[Group]:
         """The groups of a step that trains on records of other runs."""
-        prompts = self._bench.experiment.update.prompts_per_step
-        return self._groups(data).at(step - stage.first, prompts=prompts)
+        return self._groups(data).at(step - stage.first, prompts=stage.update.prompts_per_step)
 
     @property
     def reward_model_facts(self) -> Mapping[str, float | None]:
-        """How the run's reward model was fitted; empty without one."""
-        found = self._model
-        return {} if found is None else {"pairs": found.pairs, "held_out": found.held_out, "accuracy": found.accuracy}
+        """How the run's scorers were fitted; the names of stages stand before the facts of theirs."""
+        found: dict[str, float | None] = {}
+        for name, model in self._models.items():
+            facts = {"pairs": model.pairs, "held_out": model.held_out, "accuracy": model.accuracy}
+            found |= {_fact(name, fact): value for fact, value in facts.items()}
+        for name, process in self._processes.items():
+            facts = {
+                "labels": process.labels,
+                "held_out": process.held_out,
+                "error": process.error,
+                "baseline_error": process.baseline_error,
+            }
+            found |= {_fact(name, fact): value for fact, value in facts.items()}
+        return found
 
-    def _reward_model(self) -> FittedModel:
-        if self._model is None:
-            layer, data = self._bench.experiment.credit.reward_model, stored_layer(self._bench.experiment)
-            assert layer is not None
-            assert data is not None
-            self._model = fit_reward_model(self._groups(data).groups, layer, seed=self._bench.seed)
-        return self._model
+    def begin(self, step: int, version: int) -> None:
+        """A step starts from a version."""
+        self._begins[step] = version
+
+    def ended_with(self, name: str) -> int:
+        """The version a stage ended with; ``base``: the one the run began with."""
+        stages = {stage.name: at for at, stage in enumerate(self._bench.stages)}
+        if name not in stages:
+            return 0
+        following = self._bench.stages[stages[name] + 1]
+        return self._begins[following.first] - (following.start is not None)
+
+    def fit(self, stage: Stage) -> None:
+        """Fit what a stage fits, from its own attempts, unless that was done."""
+        match stage.fits:
+            case RankingStage():
+                self._model_of(stage.name)
+            case LabellingStage():
+                self._process_of(stage.name)
+            case None:
+                pass
+
+    def _reward_model(self, stage: Stage) -> FittedModel:
+        source = stage.credit.reward_model
+        if isinstance(source, StageModel):
+            return self._model_of(source.stage)
+        assert source is not None
+        if "" not in self._models:
+            groups = self._groups(Stored(runs=source.runs)).groups
+            self._models[""] = fit_reward_model(groups, source, seed=self._bench.seed)
+        return self._models[""]
+
+    def _model_of(self, name: str) -> FittedModel:
+        if name not in self._models:
+            stage = self._bench.stage(name)
+            assert isinstance(stage.fits, RankingStage)
+            self._models[name] = fit_reward_model(self._own_groups(stage), stage.fits.fit, seed=self._bench.seed)
+        return self._models[name]
+
+    def _process_of(self, name: str) -> FittedProcess:
+        if name not in self._processes:
+            stage = self._bench.stage(name)
+            assert isinstance(stage.fits, LabellingStage)
+            self._processes[name] = fit_process_model(
+                self._own_groups(stage), stage.fits, rules=stage.rules, seed=self._bench.seed
+            )
+        return self._processes[name]
+
+    def _own_groups(self, stage: Stage) -> list[Group]:
+        """Every rollout of a stage, from the record."""
+        found: dict[tuple[int, int], list[Trajectory]] = {}
+        for item in RunReader(self._bench.folder.root).trajectories():
+            if item.key.purpose is Purpose.TRAIN and stage.first <= item.key.step < stage.stop:
+                found.setdefault((item.key.step, item.key.group), []).append(item)
+        members = [sorted(found[place], key=lambda item: item.key) for place in sorted(found)]
+        return [Group(task=items[0].task, members=tuple(items)) for items in members]
 
     def _groups(self, data: Stored) -> StoredGroups:
-        if self._stored is None:
-            self._stored = read_groups(
+        if data not in self._stored:
+            self._stored[data] = read_groups(
                 data,
                 self._bench.folder.root,
+                names=stored_names(self._bench.experiment),
                 like=self._bench.prepared.setting.provenance,
                 seed=self._bench.seed,
                 own=len(self._bench.stages) > 1,
             )
-        return self._stored
+        return self._stored[data]
 
     def give(self, stage: Stage, groups: Sequence[Group], *, step: int, version: int) -> Supplied:
         """Replay successes where the method says so, and compute the logprobs it needs.
@@ -112,11 +176,12 @@ class Supply:
             self._hold(stage, step=step, version=version)
         if plan.needs_reward_model:
             members = [member for group in groups for member in group.members if member.turns]
-            model = self._reward_model().score(members)
+            model = self._reward_model(stage).score(members)
         engine, max_nodes = self._bench.engine, self._bench.machine.max_nodes
         scored = Scored(
             reference=score_records(members, engine=engine, max_nodes=max_nodes, reference=True) if members else {},
             model=model,
+            paid=paid_by_signals(stage, groups, model_of=self._process_of),
             present=score_records(present, engine=engine, max_nodes=max_nodes, reference=False) if present else {},
         )
         return Supplied(groups=groups, borrowed=borrowed, scored=scored)
@@ -132,7 +197,7 @@ class Supply:
     def _buffer(self, stage: Stage, rule: SuccessReplay, step: int) -> SuccessBuffer:
         """The buffer of a stage; one that is asked for late is filled from the record."""
         if stage.first not in self._buffers:
-            buffer = SuccessBuffer(rule, rules=self._bench.prepared.rules, seed=self._bench.seed)
+            buffer = SuccessBuffer(rule, rules=stage.rules, seed=self._bench.seed)
             if step > stage.first:
                 records = RunReader(self._bench.folder.root).trajectories()
                 before = range(stage.first, step)
@@ -149,3 +214,7 @@ class Supply:
         first = version if step == stage.first else self._begins[stage.first]
         scorer_of(self._bench.engine).hold(self._bench.kept(first))
         self._held = stage.first
+
+
+def _fact(stage: str, name: str) -> str:
+    return f"{stage}/{name}" if stage else name

@@ -1,0 +1,266 @@
+"""Experiments of several stages: what each begins with, what it leaves behind, and what is refused."""
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kifu.errors import ExperimentError, InterruptedRun
+from kifu.records import Purpose, Trajectory
+from kifu.records.ledger import Bucket
+from kifu.records.plan import PlanLine, read_plan
+from kifu.records.reader import RunReader
+from kifu.training.auditing import audit
+from kifu.training.experiment import Loaded, load_experiment, parse_experiment
+from kifu.training.explaining import explain_step
+from kifu.training.observe import Observer
+from kifu.training.preflight import preflight
+from kifu.training.prepare import prepare
+from kifu.training.run import reopen, resume, train
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+ADAM = {"type": "adamw", "learning_rate": 1e-2}
+UPDATE: dict[str, Any] = {"steps": 2, "prompts_per_step": 2, "group_size": 4, "optimizer": ADAM}
+RL: dict[str, Any] = {"type": "train", "credit": {"algorithm": "reinforce"}, "update": UPDATE}
+SHOWN: dict[str, Any] = {
+    "type": "demonstrations", "steps": 1, "traces_per_step": 4, "noise": 0.0, "optimizer": ADAM
+}  # fmt: skip
+RANKED: dict[str, Any] = {
+    "type": "ranking", "prompts_per_step": 8, "group_size": 8, "fit": {"steps": 5, "hidden": 8}
+}  # fmt: skip
+PPO: dict[str, Any] = {
+    "type": "train",
+    "credit": {"algorithm": "rlhf_ppo", "options": {"epochs": 2}, "reward_model": {"stage": "ranks"}},
+    "update": {**UPDATE, "steps": 1, "group_size": 1},
+}
+
+
+def staged(stages: dict[str, Any], **more: Any) -> Loaded:  # noqa: ANN401 (tables of an experiment)
+    table = {
+        "kifu": 1,
+        "environment": {"name": "key_door", "decision_model": "tool call, POMDP", "on_truncation": "terminal"},
+        "policy": {"engine": "recurrent", "hidden": 16},
+        "stages": stages,
+        "evaluation": {"tasks": 2},
+        "machine": {"threads": 1},
+        **more,
+    }
+    return parse_experiment(table, name="staged", folder=Path.cwd(), where="staged.toml")
+
+
+def versions(run: Path) -> list[str]:
+    return [json.loads(line)["weights"] for line in (run / "weights" / "versions.jsonl").read_text().splitlines()]
+
+
+def lines_of(run: Path, steps: Sequence[int]) -> list[PlanLine]:
+    return [line for line in read_plan(run) if line.step in steps]
+
+
+@pytest.fixture(scope="module")
+def instructgpt(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("instructgpt") / "run"
+    overrides = ["machine.threads=1", "evaluation.tasks=2"]
+    train(
+        load_experiment(RECIPES / "instructgpt_like.toml", profile="check", overrides=overrides), out=place, quiet=True
+    )
+    return place
+
+
+@pytest.fixture(scope="module")
+def restarted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("starts") / "run"
+    one = {**UPDATE, "steps": 1}
+    stages = {
+        "zero": RL,
+        "cold": {**SHOWN, "from": "base"},
+        "more": {**RL, "update": one},
+        "again": {**RL, "from": "zero", "update": one},
+    }
+    train(staged(stages), out=place, quiet=True)
+    return place
+
+
+class TestInstructGpt:
+    """Imitation, a reward model from rankings, PPO on it: one file, in the mode that takes seconds."""
+
+    def test_every_stage_stands_in_the_run_with_its_card(self, instructgpt: Path) -> None:
+        found = json.loads((instructgpt / "run.json").read_text())["stages"]
+
+        assert [(item["name"], item["method"], item["first"], item["steps"]) for item in found] == [
+            ("imitation", "sft", 0, 2),
+            ("rankings", "ranking", 2, 1),
+            ("ppo", "rlhf_ppo", 3, 2),
+        ]
+        assert [item["card"]["name"] for item in found] == [
+            "Supervised fine-tuning (behaviour cloning)",
+            "Reward model (Bradley-Terry)",
+            "RLHF: reward model and PPO",
+        ]
+
+    def test_rankings_are_the_worlds_and_move_no_weight(self, instructgpt: Path) -> None:
+        [line] = lines_of(instructgpt, [2])
+        ranked = [
+            item
+            for item in RunReader(instructgpt).trajectories()
+            if item.key.step == 2 and item.key.purpose is Purpose.TRAIN
+        ]
+
+        assert line.rows == ()
+        assert Counter(bucket for bucket in line.buckets.values()) == {Bucket.HELD_BACK: 64, Bucket.EVALUATION: 2}
+        assert len(ranked) == 64
+        by_task: dict[int, list[float]] = {}
+        for item in ranked:
+            by_task.setdefault(item.key.group, []).append(item.reward or 0.0)
+        pairs = sum(min(rewards.count(1.0), rewards.count(0.0)) for rewards in by_task.values())
+        facts = json.loads((instructgpt / "run.json").read_text())["reward_model"]
+        assert facts["rankings/pairs"] + facts["rankings/held_out"] == pairs > 0
+
+    def test_the_reference_is_the_imitating_policy(self, instructgpt: Path) -> None:
+        """The first update of PPO is made by the policy it is anchored to: both log-probabilities agree."""
+        first = lines_of(instructgpt, [3])[0]
+        known = {item.id: item for item in RunReader(instructgpt).trajectories()}
+
+        assert first.version == 2
+        for row in first.rows:
+            assert row.reference == pytest.approx(_sampled(known[row.trajectory]), abs=1e-5)
+            assert row.model_score is not None
+
+    def test_the_books_close_and_a_step_is_explained_by_its_own_stage(self, instructgpt: Path) -> None:
+        report = audit(instructgpt)
+        told = explain_step(instructgpt, 4)
+
+        assert (report.problems, report.ledger_closed) == ((), True)
+        assert told["algorithm"] == "rlhf_ppo"
+        assert "the run's plan holds these numbers" in told["notes"]
+
+
+def _sampled(record: Trajectory) -> list[float]:
+    parts = [span.logprobs for tape in record.tapes for span in tape.spans if span.logprobs is not None]
+    return [float(value) for part in parts for value in part]
+
+
+def test_r1_in_one_file_has_five_stages_and_begins_anew_after_the_first(tmp_path: Path) -> None:
+    overrides = ["machine.threads=1", "evaluation.tasks=1"]
+    loaded = load_experiment(RECIPES / "r1_like.toml", profile="check", overrides=overrides)
+    result = train(loaded, out=tmp_path / "run", quiet=True)
+
+    stages = json.loads((tmp_path / "run" / "run.json").read_text())["stages"]
+    assert [(item["name"], item["method"], item["from"]) for item in stages] == [
+        ("zero", "grpo", None),
+        ("cold_start", "sft", "base"),
+        ("reasoning", "grpo", None),
+        ("rejection_sampling", "rft", None),
+        ("all_scenarios", "grpo", None),
+    ]
+    assert result.steps == 5
+    metrics = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["stage"] for row in metrics] == [item["name"] for item in stages]
+    report = audit(tmp_path / "run")
+    assert (report.problems, report.ledger_closed) == ((), True)
+
+
+class TestStartingPoints:
+    def test_base_is_what_the_run_began_with_and_a_stage_is_what_it_ended_with(self, restarted: Path) -> None:
+        found = versions(restarted)
+        begins = {line.step: line.version for line in read_plan(restarted) if line.update == 0}
+
+        assert found[begins[2]] == found[0]
+        assert begins[2] == begins[1] + 2, "one number for the last update of `zero`, one for the base anew"
+        assert found[begins[4]] == found[begins[2] - 1]
+        assert found[begins[4]] != found[begins[4] - 1]
+        assert found[begins[3]] not in (found[0], found[begins[1]])
+
+    def test_each_stage_is_evaluated_before_it_begins(self, restarted: Path) -> None:
+        tried = sorted(
+            {item.key.step for item in RunReader(restarted).trajectories() if item.key.purpose is Purpose.EVALUATION}
+        )
+        begins = {line.step: line.version for line in read_plan(restarted) if line.update == 0}
+        assert tried == [0, begins[2] - 1, begins[3], begins[4] - 1, len(versions(restarted)) - 1]
+
+
+@pytest.mark.parametrize("after", [0, 1, 2, 3])
+def test_stopped_at_any_boundary_it_goes_on_as_if_nothing_was(
+    after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, untouched: Path
+) -> None:
+    inner = Observer.end
+
+    def stop(observer: Observer, seen: Any) -> None:  # noqa: ANN401 (passed on)
+        inner(observer, seen)
+        if seen.step == after:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Observer, "end", stop)
+    with pytest.raises((KeyboardInterrupt, InterruptedRun)):
+        train(staged(THREE), out=tmp_path / "run", quiet=True)
+    monkeypatch.setattr(Observer, "end", inner)
+    resume(tmp_path / "run", quiet=True)
+
+    assert versions(tmp_path / "run") == versions(untouched)
+    assert [line.rows for line in read_plan(tmp_path / "run")] == [line.rows for line in read_plan(untouched)]
+
+
+THREE = {"shown": SHOWN, "ranks": RANKED, "ppo": PPO, "anew": {**RL, "from": "shown", "update": {**UPDATE, "steps": 1}}}
+
+
+@pytest.fixture(scope="module")
+def untouched(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("untouched") / "run"
+    train(staged(THREE), out=place, quiet=True)
+    return place
+
+
+def test_a_reopened_run_has_the_same_stages(untouched: Path) -> None:
+    _, prepared = reopen(untouched)
+    assert [(stage.name, stage.method, stage.first, stage.start) for stage in prepared.stages] == [
+        ("shown", "sft", 0, None),
+        ("ranks", "ranking", 1, None),
+        ("ppo", "rlhf_ppo", 2, None),
+        ("anew", "reinforce", 3, "shown"),
+    ]
+
+
+def test_a_change_of_an_early_stage_is_another_protocol() -> None:
+    other = {**THREE, "ranks": {**RANKED, "group_size": 4}}
+    assert prepare(staged(THREE)).protocol.hash != prepare(staged(other)).protocol.hash
+
+
+def test_the_check_shows_each_stage_with_its_card() -> None:
+    found = preflight(staged(THREE))
+    assert [(item.name, item.steps, item.card.name) for item in found.stages] == [
+        ("shown", 1, "Supervised fine-tuning (behaviour cloning)"),
+        ("ranks", 1, "Reward model (Bradley-Terry)"),
+        ("ppo", 1, "RLHF: reward model and PPO"),
+        ("anew", 1, "REINFORCE"),
+    ]
+    assert found.run_s is not None
+    assert found.step_s is not None
+    assert json.loads(json.dumps(found.to_json()))["stages"][3]["from"] == "shown"
+
+
+REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "a table beside the stages": ({"a": RL}, {"credit": {"algorithm": "grpo"}}, r"with \[stages\], credit and update"),
+    "nothing trained at the end": ({"a": RL, "b": RANKED}, {}, "the last one must be of type `train`"),
+    "an unknown type": ({"a": {**RL, "type": "tarin"}, "b": RL}, {}, "stages.a: .*'tarin'"),
+    "an unknown field": ({"a": {**RL, "form": "base"}}, {}, r"stages\.a\.form: unknown field; did you mean `from`"),
+    "a later stage": ({"a": {**RL, "from": "b"}, "b": RL}, {}, r"stages\.a\.from: no earlier stage `b`"),
+    "a warm start inside": (
+        {"a": {**RL, "update": {**UPDATE, "warm_start": SHOWN}}},
+        {},
+        r"stages\.a\.update\.warm_start: with \[stages\], write a stage",
+    ),
+    "a model that nobody fitted": ({"shown": SHOWN, "ppo": PPO}, {}, r"no earlier stage `ranks` of type `ranking`"),
+    "a model of another kind of stage": (
+        {"ranks": SHOWN, "ppo": PPO}, {}, r"stages\.ppo\.credit\.reward_model\.stage: no earlier stage `ranks`"
+    ),
+    "a name that means something else": ({"base": RL}, {}, "`base` means the weights the run begins with"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_stages_that_cannot_be_meant_are_refused(case: str) -> None:
+    stages, more, told = REFUSED[case]
+    with pytest.raises(ExperimentError, match=told):
+        prepare(staged(stages, **more))
