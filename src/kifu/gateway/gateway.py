@@ -197,7 +197,7 @@ class Gateway:
         rollout = item.rollout
         await rollout.close()
         tapes, turns = rollout.capture.build(rollout.num_turns)
-        ended = outcome or _outcome(turns, item.verdict)
+        ended = _outcome(turns, item.verdict) if outcome is None else outcome
         now = self.desk.clock()
         trajectory = Trajectory(
             key=rollout.key,
