@@ -9,8 +9,7 @@ KifuError
 ├── StorageError            the run folder, its parts, its log
 │   ├── DiskFullError       no space left; nothing already accepted is lost
 │   ├── LockedError         another process owns the run folder
-│   ├── TornError           a tail that was being written when its writer died
-│   ├── AlteredError        bytes that differ from what the manifest promises
+│   ├── AlteredError        bytes that differ from what the manifest promises; a torn tail is no error, it is taken off
 │   └── FormatError         a format version this reader does not know
 ├── ModelError              a model that cannot be fetched, converted, loaded or trusted
 ├── RenderError             a conversation that cannot be turned into tokens exactly
@@ -71,10 +70,6 @@ class DiskFullError(StorageError):
 
 class LockedError(StorageError):
     """Another process owns the run folder."""
-
-
-class TornError(StorageError):
-    """A tail that was being written when its writer died: incomplete, not altered."""
 
 
 class AlteredError(StorageError):

@@ -110,3 +110,36 @@ def test_an_unexpected_failure_is_one_line_unless_asked_for(tmp_path: Path) -> N
     assert "Traceback" not in quiet.stderr
     assert "ZeroDivisionError" in loud.stderr
     assert "Traceback" in loud.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("train", "absent.toml"),
+        ("check", "absent.toml"),
+        ("resume", "absent"),
+        ("eval", "absent"),
+        ("audit", "absent"),
+        ("replay", "absent"),
+        ("show", "absent"),
+        ("report", "absent"),
+        ("export", "absent", "--to", "hf", "there"),
+        ("models", "pull", "absent model"),
+        ("envs", "card", "absent"),
+        ("algorithms", "absent"),
+        ("lab", "corridor", "--episodes", "0"),
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_a_failure_is_one_json_document_too(
+    kifu: Kifu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
+) -> None:
+    """With the exit code of the process and the message of standard error."""
+    monkeypatch.chdir(tmp_path)
+
+    found = kifu(*arguments, "--json")
+
+    document = json.loads(found.stdout)
+    assert sorted(document) == ["error", "exit_code"]
+    assert document["exit_code"] == found.exit_code != 0
+    assert f"error: {document['error']}" in " ".join(found.stderr.split())

@@ -103,7 +103,7 @@ def test_an_unknown_model_names_the_known_ones(kifu: Kifu, experiment: Write, tm
         text = text.replace(old, new)
     path.write_text(text)
     found = kifu("train", path, "--out", tmp_path / "run")
-    assert found.exit_code == 5
+    assert found.exit_code == 2
     assert "no model `no/such model`" in found.stderr
     assert "Known: " in found.stderr
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import pytest
 
-from kifu.errors import DiskFullError, ModelError
+from kifu.errors import DiskFullError, ModelError, UsageError
 from kifu.models import ModelFolder, cache_root, pull
 from kifu.models import resolve as resolve_module
 from kifu.models.progress import silent
@@ -179,7 +179,7 @@ def test_hub_id_without_network_is_named(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_unknown_names_get_a_suggestion(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="did you mean `smollm2-135m`"):
+    with pytest.raises(UsageError, match="did you mean `smollm2-135m`"):
         pull("smollm2_135m", cache=tmp_path)
 
 

@@ -354,6 +354,54 @@ def test_a_template_that_parts_turns_by_words_is_refused(make_folder: MakeFolder
         load_renderer(make_folder("words"), dialect=dialect("command"))
 
 
+CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+ANSWER = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "continues"),
+    [
+        (CHATML + ANSWER, True),
+        ("{{ messages | length }} messages\n" + CHATML + ANSWER, False),
+        (CHATML.replace("in messages", "in messages | reverse") + ANSWER, False),
+        (
+            "{% if messages | length > 3 %}{{ raise_exception('two turns at most') }}{% endif %}" + CHATML + ANSWER,
+            False,
+        ),
+    ],
+    ids=["plain", "counts the messages", "newest first", "two turns at most"],
+)
+def test_a_template_that_rewrites_the_prompt_when_turns_follow_is_known_for_it(
+    make_folder: MakeFolder, template: str, continues: bool
+) -> None:
+    """By looking at a longer conversation before the first rollout, not by failing in the middle of one."""
+    folder = make_folder("plain")
+    (folder / "chat_template.jinja").write_text(template)
+
+    assert load_renderer(folder, dialect=dialect("command")).habits.continues is continues
+
+
+@pytest.mark.parametrize("family", ["markers", "plain", "thinking", "tools", "trimming"])
+def test_templates_that_append_turns_continue(make_folder: MakeFolder, family: str) -> None:
+    assert load_renderer(make_folder(family), dialect=dialect("command")).habits.continues
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [("{{ messages }}".encode("utf-16"), "not UTF-8"), (b"{{ nothing() }}", "'nothing' is undefined")],
+)
+def test_what_is_wrong_with_a_template_is_told_with_its_folder(
+    make_folder: MakeFolder, content: bytes, message: str
+) -> None:
+    folder = make_folder("plain")
+    (folder / "chat_template.jinja").write_bytes(content)
+
+    with pytest.raises(RenderError, match=message) as refusal:
+        load_renderer(folder, dialect=dialect("command"))
+
+    assert str(folder) in str(refusal.value)
+
+
 def test_a_model_without_a_chat_template_is_refused(make_folder: MakeFolder) -> None:
     folder = make_folder("plain")
     (folder / "chat_template.jinja").unlink()

@@ -8,7 +8,7 @@ import pytest
 
 from kifu.algorithms import build_algorithm
 from kifu.credit.reading import RewardRules
-from kifu.errors import FailureRateError, LedgerError
+from kifu.errors import EngineFailure, FailureRateError, LedgerError
 from kifu.records import Group, StopReason, TaskRef, Trajectory
 from kifu.records.ledger import Bucket, Count, Ledger
 from kifu.training.assemble import assemble
@@ -171,6 +171,18 @@ def test_rollouts_accepted_while_a_step_closes_are_in_both_figures_or_in_neither
     thread.join()
     started, held = books.close(())
     assert opening + total + started == held == Count(attempts=400, tokens=1200)
+
+
+def test_a_run_whose_engine_is_what_fails_says_so(make_record: Make) -> None:
+    """Three of ten attempts: two in the engine, one in the environment."""
+    reasons = [StopReason.ENV_ERROR, StopReason.ENGINE_ERROR, StopReason.ENGINE_ERROR]
+    failed = [make_record([1], member=at, reward=None, reason=reason) for at, reason in enumerate(reasons)]
+    members = [*failed, *(make_record([1], member=at) for at in range(3, 10))]
+
+    with pytest.raises(EngineFailure, match=f"3 of 10.*{failed[1].id}: engine_error") as raised:
+        limit_failures(members, limit=0.2, step=5)
+
+    assert raised.value.exit_code == 5
 
 
 @pytest.mark.parametrize(("failed", "stops"), [(0, False), (2, False), (3, True), (10, True)])

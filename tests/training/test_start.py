@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kifu.errors import ModelError
+from kifu.errors import ExperimentError, ModelError
 from kifu.models import ModelFolder
 from kifu.training.experiment import Loaded, load_experiment
 from kifu.training.run import train
@@ -39,6 +39,22 @@ def test_after_a_model_that_does_not_load_the_same_folder_takes_the_mended_one(
     shutil.copy(tiny_model.path / "config.json", damaged)
 
     assert train(_loaded(damaged), out=out, quiet=True).steps == 1
+
+
+def test_a_template_that_cannot_be_continued_is_refused_before_anything_is_written(
+    tiny_model: ModelFolder, tmp_path: Path
+) -> None:
+    """Newest message first: a tool's result would change the prompt that was sampled from."""
+    folder, out = Path(shutil.copytree(tiny_model.path, tmp_path / "model")), tmp_path / "run"
+    (folder / "chat_template.jinja").write_text(
+        "{% for m in messages | reverse %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+
+    with pytest.raises(ExperimentError, match=r"rewrites the prompt.*another model"):
+        train(_loaded(folder), out=out, quiet=True)
+
+    assert not out.exists()
 
 
 def test_a_run_that_began_is_kept_when_its_engine_cannot_be_brought_up_again(

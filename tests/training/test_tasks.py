@@ -1,14 +1,21 @@
 """Which task stands where: ranges apart, orders that every process agrees on."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import pytest
 
 from kifu.envs import Environment, Task
 from kifu.envs.suites.key_door import KeyDoor
 from kifu.errors import EnvironmentFailure, ExperimentError
-from kifu.training.tasks import GeneratedTasks, ListedTasks, SeedRange, demonstration_task, parse_splits
+from kifu.training.tasks import (
+    GeneratedTasks,
+    ListedTasks,
+    SeedRange,
+    check_tasks,
+    demonstration_task,
+    parse_splits,
+)
 
 
 def count(split: str, seed: int) -> Iterable[Task]:
@@ -136,3 +143,29 @@ def test_a_generator_that_raises_or_gives_no_task_is_the_environments_failure() 
         source = GeneratedTasks(generate=generate, ranges=parse_splits({"train": "seed 0.."}), seed=0)
         with pytest.raises(EnvironmentFailure, match=told):
             source.training(0)
+
+
+class TestTasksOfARun:
+    """Whatever `tasks(split, seed)` of somebody's environment gives; the seed stands for what it may do with it."""
+
+    def check(self, make: Callable[[str, int], Task]) -> None:
+        ranges = parse_splits({"train": "seed 0..", "held_out": "seed 5_000_000.."})
+        source = GeneratedTasks(generate=lambda split, seed: iter([make(split, seed)]), ranges=ranges, seed=3)
+        check_tasks(source, split="held_out", evaluated=8, trained=200)
+
+    def test_tasks_that_are_told_apart_by_id_or_seed_are_taken(self) -> None:
+        """One task with another seed each time is what a bandit or a corridor has."""
+        self.check(lambda split, seed: Task(id=f"{split}/{seed}", split=split, seed=seed, data={"n": seed}))
+        self.check(lambda split, seed: Task(id="corridor", split=split, seed=seed))
+
+    def test_a_task_of_another_split_is_refused(self) -> None:
+        with pytest.raises(ExperimentError, match="found split `train`, asked for `held_out`"):
+            self.check(lambda split, seed: Task(id=f"{seed}", seed=seed))
+
+    def test_a_task_that_is_trained_on_is_not_held_out(self) -> None:
+        with pytest.raises(ExperimentError, match="of split `held_out` is also trained on"):
+            self.check(lambda split, seed: Task(id=f"room {seed % 5}", split=split, seed=seed % 5))
+
+    def test_different_content_under_one_id_is_refused(self) -> None:
+        with pytest.raises(ExperimentError, match="different family or data have the id `sum`"):
+            self.check(lambda split, seed: Task(id="sum", split=split, seed=seed, data={"a": seed}))

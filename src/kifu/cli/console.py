@@ -112,28 +112,30 @@ def guarded(command: Callable[Parameters, None]) -> Callable[Parameters, None]:
 
     An expected failure is one ``error:`` message without a traceback. So is an unexpected one, unless ``KIFU_DEBUG=1``
     asks for its traceback. An interruption ends with 130.
+    With ``--json`` the one document then holds ``error`` and ``exit_code``.
     """
 
     @functools.wraps(command)
     def run(*args: Parameters.args, **kwargs: Parameters.kwargs) -> None:
+        as_json = bool(kwargs.get("as_json"))
         try:
-            with _alone() if kwargs.get("as_json") else nullcontext():
+            with _alone() if as_json else nullcontext():
                 command(*args, **kwargs)
         except KifuError as error:
-            raise _failed(str(error), error.exit_code, error) from error
+            raise _failed(str(error), error.exit_code, error, as_json=as_json) from error
         except KeyboardInterrupt as stopped:
-            raise _failed("interrupted", INTERRUPTED, None) from stopped
+            raise _failed("interrupted", INTERRUPTED, None, as_json=as_json) from stopped
         except (typer.Exit, typer.Abort, BrokenPipeError):
             raise
         except OSError as error:
             where = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
             what = f"{where}{error.strerror or error}. Mend that file or folder, or name another."
-            raise _failed(what, StorageError.exit_code, error) from error
+            raise _failed(what, StorageError.exit_code, error, as_json=as_json) from error
         except Exception as error:
             if os.environ.get("KIFU_DEBUG") == "1":
                 raise
             what = f"unexpected {type(error).__name__}: {error}. KIFU_DEBUG=1 shows where; please report it."
-            raise _failed(what, 1, error) from error
+            raise _failed(what, 1, error, as_json=as_json) from error
 
     return run
 
@@ -149,8 +151,10 @@ def _alone() -> Iterator[None]:
         _OUTPUT.reset(kept)
 
 
-def _failed(message: str, code: int, error: BaseException | None) -> typer.Exit:
+def _failed(message: str, code: int, error: BaseException | None, *, as_json: bool) -> typer.Exit:
     if error is not None and os.environ.get("KIFU_DEBUG") == "1":
         progress().print_exception()
     progress().print(Text(f"error: {printable(message)}"))
+    if as_json:
+        document({"error": printable(message), "exit_code": code})
     return typer.Exit(code)

@@ -7,7 +7,9 @@ import typer
 
 from kifu.cli.console import AsJson, cells, document, grid, guarded, output, percent, plain, say
 from kifu.cli.progress import counting
-from kifu.cli.results import cuts, success_line
+from kifu.cli.results import success_line, warnings
+from kifu.errors import FailureRateError
+from kifu.evaluation import EvaluationSummary
 from kifu.training.evaluate import Evaluation
 from kifu.training.evaluate import evaluate as evaluate_run
 
@@ -35,9 +37,15 @@ def evaluate(
         summary = evaluate_run(run, wanted, keep=keep, progress=told)
     if as_json:
         document(summary.to_json())
-        return
+    else:
+        _print(summary)
+    if sum(summary.errors.values()) == summary.attempts:  # nothing was measured
+        raise typer.Exit(FailureRateError.exit_code)
+
+
+def _print(summary: EvaluationSummary) -> None:
     say(success_line(summary))
-    for warning in cuts(summary):
+    for warning in warnings(summary):
         say(warning)
     table = grid("", "family", "tasks", "success", "low", "high")
     for name, found in sorted(summary.by_family.items()):

@@ -22,22 +22,28 @@ def show_result(result: Result, *, as_json: bool) -> None:
     for summary in first + last:
         is_before = summary.checkpoint == "0" or (summary in first and bool(last))
         say(f"{'before' if is_before else 'after':<7} {success_line(summary)}")
-        for warning in cuts(summary):
+        for warning in warnings(summary):
             say(warning)
     say(f"run     {result.folder}  {result.steps} steps, version {result.version}")
     say(f"next    kifu audit {result.folder} · kifu report {result.folder} · kifu show {result.folder}")
 
 
-def cuts(summary: EvaluationSummary) -> list[str]:
-    """What to say when the collector cut attempts: a figure with cuts in it depends on the machine or on a limit."""
-    found = {name: count for name, count in summary.stops.items() if StopReason(name).owner is Owner.COLLECTOR}
-    if not found:
-        return []
-    return [
-        f"warning {sum(found.values())} of {counted(summary.attempts, 'attempt', 'attempts')} were cut by the "
-        f"collector ({plain(found)}) and count as their verdict at that moment says; raise "
-        "environment.collector_limits, or policy.decoding.max_new_tokens where answers were cut"
-    ]
+def warnings(summary: EvaluationSummary) -> list[str]:
+    """What to say beside a figure: errors are left out of it, and cuts make it depend on a limit or the machine."""
+    found, attempts = [], counted(summary.attempts, "attempt", "attempts")
+    if summary.errors:
+        found.append(
+            f"warning {sum(summary.errors.values())} of {attempts} ended in an error ({plain(summary.errors)}) and are "
+            "left out; kifu show tells why"
+        )
+    cut = {name: count for name, count in summary.stops.items() if StopReason(name).owner is Owner.COLLECTOR}
+    if cut:
+        found.append(
+            f"warning {sum(cut.values())} of {attempts} were cut by the collector ({plain(cut)}) and count as their "
+            "verdict at that moment says; raise environment.collector_limits, or policy.decoding.max_new_tokens where "
+            "answers were cut"
+        )
+    return found
 
 
 def success_line(summary: EvaluationSummary) -> str:

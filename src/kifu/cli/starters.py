@@ -147,6 +147,7 @@ kifu = 1
 name = "NAME.jsonl@numeric"
 decision_model = "whole answer, contextual bandit"
 collector_limits = { tokens = 128 }
+on_truncation = "terminal"                # an answer that is cut is judged as it stands
 
 [policy]
 model = "tiny"                            # random weights, for a trial in seconds; "smollm2-135m" is a real one

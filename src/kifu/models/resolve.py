@@ -8,7 +8,7 @@ from pathlib import Path
 
 import platformdirs
 
-from kifu.errors import ModelError, nearest
+from kifu.errors import ModelError, UsageError, nearest
 from kifu.models.atomic import build_folder
 from kifu.models.convert import convert_gguf
 from kifu.models.folder import ORIGIN_FILE, ModelFolder, digests, open_folder, write_json
@@ -41,7 +41,8 @@ def pull(name_or_path: str | Path, *, cache: Path | None = None, progress: Progr
         progress: told what is being done.
 
     Raises:
-        ModelError: unknown name, no network, wrong digest, damaged file, or an architecture that is not read.
+        UsageError: no model of that name.
+        ModelError: no network, wrong digest, damaged file, or an architecture that is not read.
         DiskFullError: no room for it; nothing is left behind.
     """
     models = (cache if cache is not None else cache_root()) / "models"
@@ -57,7 +58,7 @@ def pull(name_or_path: str | Path, *, cache: Path | None = None, progress: Progr
     if path.is_file():
         return _pull_gguf(path, models, told)
     if not is_repository(name):
-        raise ModelError(f"no model `{name}`: neither a name, a folder, a GGUF file nor a hub id; {_known(name)}")
+        raise UsageError(f"no model `{name}`: neither a name, a folder, a GGUF file nor a hub id; {_known(name)}")
     return _pull_hub(models / name.replace("/", "--"), name, told)
 
 

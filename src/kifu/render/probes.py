@@ -35,6 +35,8 @@ class Habits:
     """Control token that ends a turn; None where the next role marker does."""
     header_size: int
     """Tokens of the generation prompt."""
+    continues: bool = True
+    """A prompt stays the beginning of the conversation when turns are appended; without that only one turn is exact."""
 
 
 def probe(template: ChatTemplate, tokenizer: ChatTokenizer, dialect: Dialect) -> Habits:
@@ -64,7 +66,17 @@ def probe(template: ChatTemplate, tokenizer: ChatTokenizer, dialect: Dialect) ->
         opens_thinking=header.rstrip().endswith(THINK),
         end_id=_end_id(template, tokenizer, answered),
         header_size=int(tokenizer.encode(header, Level.TEMPLATE).size),
+        continues=_continues(template, shared),
     )
+
+
+def _continues(template: ChatTemplate, prompt: str) -> bool:
+    """Whether what stands before the first turn is left alone when an answer and a second turn follow it."""
+    try:
+        longer = _layout(template, [_entry("user"), _entry("assistant"), _entry("user"), _entry("assistant")])
+    except RenderError:  # it refuses such a conversation, so none goes on under it
+        return False
+    return longer.text.startswith(prompt)
 
 
 def _entry(role: str) -> Entry:

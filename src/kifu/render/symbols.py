@@ -124,8 +124,8 @@ class SymbolRenderer:
         for symbol in text.split():
             if symbol not in self._ids:
                 raise RenderError(
-                    f"unknown symbol in observation {text[:80]!r}: {symbol!r}; "
-                    f"{nearest(symbol, list(self.vocabulary))} Add it to the vocabulary."
+                    f"unknown symbol in observation {text[:80]!r}: {symbol[:80]!r}; "
+                    f"{nearest(symbol[:80], list(self.vocabulary))} Add it to the vocabulary."
                 )
         return Piece(origin=origin, token_ids=as_ints([self._ids[symbol] for symbol in text.split()]))
 

@@ -3,11 +3,14 @@
 import threading
 from collections.abc import Collection, Iterable, Mapping
 
-from kifu.errors import FailureRateError, LedgerError
-from kifu.records import Trajectory
+from kifu.errors import EngineFailure, FailureRateError, LedgerError
+from kifu.records import StopReason, Trajectory
 from kifu.records.branches import occurrences
 from kifu.records.ledger import Bucket, Count, Ledger
 from kifu.training.assemble import Assembled
+
+_SHOWN = 500
+"""Characters of the first failure that the message repeats; its record holds more."""
 
 
 class Books:
@@ -135,13 +138,16 @@ def limit_failures(trajectories: Collection[Trajectory], *, limit: float, step: 
 
     Raises:
         FailureRateError: more than ``limit`` of the attempts ended in an infrastructure error.
+        EngineFailure: so they did, and most of those in the engine.
     """
     failed = [item for item in trajectories if item.outcome.infra_error]
     if len(failed) > limit * len(trajectories):
-        first = failed[0]
-        raise FailureRateError(
+        of_engine = [item for item in failed if item.outcome.reason is StopReason.ENGINE_ERROR]
+        is_engine = 2 * len(of_engine) > len(failed)
+        first = of_engine[0] if is_engine else failed[0]
+        raise (EngineFailure if is_engine else FailureRateError)(
             f"step {step}: {len(failed)} of {len(trajectories)} attempts ended in an infrastructure error, "
             f"environment.failure_rate_limit is {limit}. First: {first.id}: {first.outcome.reason}: "
-            f"{first.outcome.detail}. They are recorded as errors, not as failures of the policy. Mend the cause, "
-            "then start anew or raise the limit."
+            f"{first.outcome.detail[:_SHOWN].rstrip('.')}. They are recorded as errors, not as failures of the policy. "
+            "Mend the cause, then start anew or raise the limit."
         )

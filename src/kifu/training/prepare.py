@@ -33,6 +33,7 @@ from kifu.training.tasks import (
     GeneratedTasks,
     ListedTasks,
     TaskSource,
+    check_tasks,
     demonstration_task,
     hold_out,
     parse_splits,
@@ -214,11 +215,15 @@ def _contexts(experiment: Experiment, stages: Sequence[Stage]) -> int:
 
 
 def _check_tasks(prepared: Prepared) -> None:
-    """Make the first task to train on and the last one to evaluate on, so that a run does not end for want of them."""
-    source, layer = prepared.task_source(0), prepared.experiment.evaluation
+    """Make tasks to train and to evaluate on, so that a run does not end for want of them."""
+    layer, update = prepared.experiment.evaluation, prepared.experiment.update
     with asking(f"environment `{prepared.environment.__name__}`, listing its tasks"):
-        source.training(0)
-        source.evaluation(layer.split, layer.tasks - 1)
+        check_tasks(
+            prepared.task_source(0),
+            split=layer.split,
+            evaluated=layer.tasks,
+            trained=update.steps * update.prompts_per_step,
+        )
 
 
 def _located(name: str, folder: Path) -> str:

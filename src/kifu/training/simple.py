@@ -101,7 +101,12 @@ def fill(
     listed = hold_out(listed)
     table: Table = {
         "kifu": VERSION,
-        "environment": {"name": name, **_described(cls, reward), **({} if listed else {"splits": _SPLITS})},
+        "environment": {
+            "name": name,
+            "on_truncation": "exclude" if class_tools(cls) else "terminal",  # a cut answer is judged as it stands
+            **_described(cls, reward),
+            **({} if listed else {"splits": _SPLITS}),
+        },
         "policy": _policy(model),
         "credit": {"algorithm": algorithm},
         "update": {

@@ -20,6 +20,8 @@ Generator = Callable[[str, int], Iterable[Task]]
 
 _RANGE = re.compile(r"seed\s+(\d[\d_]*)\s*\.\.\s*(\d[\d_]*)?")
 _OPEN = 1 << 31
+_CHECKED = 64
+"""Tasks of a split that are made before a run begins."""
 _STRIDE = 1_000_003
 """Distance between the first tasks of neighbouring run seeds; a prime, so that runs overlap late."""
 
@@ -147,6 +149,47 @@ class ListedTasks:
                 f"split `{split}` holds {len(tasks)} tasks, task number {index + 1} was asked for; ask for fewer"
             )
         return tasks[index]
+
+
+def check_tasks(source: TaskSource, *, split: str, evaluated: int, trained: int) -> None:
+    """Make tasks the run will meet, so that it does not end for want of them and its figures mean what they say.
+
+    Args:
+        source: of the run.
+        split: to evaluate on.
+        evaluated: tasks of it, of which the first ones and the last one are made.
+        trained: tasks to train on, of which the first ones are made.
+
+    Raises:
+        ExperimentError: a task of another split than was asked for, tasks of different content under one id, or a
+            task that is both trained on and evaluated with the same seed.
+    """
+    train: dict[str, Task] = {}
+    for index in range(max(1, min(trained, _CHECKED))):
+        _note(source.training(index), among=train, split="train")
+    held: dict[str, Task] = {}
+    for index in sorted({*range(min(evaluated, _CHECKED)), evaluated - 1}):
+        task = source.evaluation(split, index)
+        _note(task, among=held, split=split)
+        if split != "train" and task.id in train and task.seed == train[task.id].seed:
+            raise ExperimentError(
+                f"task `{task.id}` with seed {task.seed} of split `{split}` is also trained on; give "
+                "`tasks(split, seed)` of the environment other tasks, or other seeds, for each split"
+            )
+
+
+def _note(task: Task, *, among: dict[str, Task], split: str) -> None:
+    if task.split != split:
+        raise ExperimentError(
+            f"task `{task.id}`: found split `{task.split}`, asked for `{split}`; `tasks(split, seed)` of the "
+            "environment must give tasks of the split it is asked for"
+        )
+    known = among.setdefault(task.id, task)
+    if (known.family, known.data) != (task.family, task.data):
+        raise ExperimentError(
+            f"split `{split}`: tasks of different family or data have the id `{task.id}`; records and evaluations "
+            'tell tasks apart by their ids, so make them different, e.g. f"{split}/{seed}"'
+        )
 
 
 def hold_out(tasks: Sequence[Task], *, split: str = "held_out") -> tuple[Task, ...]:

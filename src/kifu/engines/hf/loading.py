@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
-from kifu.errors import ModelError
+from kifu.errors import ModelError, UsageError
 
 DTYPES: Mapping[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 OTHER_HEADS = ("summary_", "classifier_")
@@ -66,13 +66,14 @@ def load_model(folder: str, *, dtype: str, device: str) -> CausalModel:
     """Load a model folder and check that its logits are a multiple of the head times the last hidden state.
 
     Raises:
+        UsageError: a device that is not there.
         ModelError: the folder is missing or unreadable, the architecture is unknown, the weights are not exactly the
             configuration's or not finite, or the logits are computed in a way the engine does not know.
     """
     if not (Path(folder) / "config.json").is_file():
         raise ModelError(f"no model at `{folder}`: expected a folder with config.json; `kifu models pull` makes one")
     if device.startswith("cuda") and not torch.cuda.is_available():
-        raise ModelError(f"device `{device}` was asked for, but torch finds no CUDA device; set machine.device = 'cpu'")
+        raise UsageError(f"device `{device}` was asked for, but torch finds no CUDA device; set machine.device = 'cpu'")
     whole = _read(folder, dtype=DTYPES[dtype])
     nn.Module.to(whole, device)
     nn.Module.eval(whole)

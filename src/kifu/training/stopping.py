@@ -1,0 +1,38 @@
+"""Ctrl-C and SIGTERM while a run works."""
+
+import signal
+import threading
+from asyncio import AbstractEventLoop
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+_ASKED = (signal.SIGINT, signal.SIGTERM)
+"""By a user, by a scheduler that wants the machine back."""
+
+
+@contextmanager
+def stoppable(stop: Callable[[], None], running: AbstractEventLoop) -> Iterator[None]:
+    """Let the first signal call ``stop`` on the event loop, and a second Ctrl-C interrupt whatever runs.
+
+    The second one is for code of an environment that blocks the loop, where nothing on it would ever be called.
+    Outside the main thread nothing changes: whoever started the thread decides what a signal means.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    heard = 0
+
+    def hear(number: int, frame: FrameType | None) -> None:
+        nonlocal heard
+        heard += 1
+        if heard > 1 and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        running.call_soon_threadsafe(stop)
+
+    before = {number: signal.signal(number, hear) for number in _ASKED}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
