@@ -1,5 +1,6 @@
 """The calculator task, call by call."""
 
+import re
 from itertools import islice
 
 import pytest
@@ -103,3 +104,22 @@ def test_results_match_pythons_arithmetic_over_the_split() -> None:
 def test_a_malformed_task_is_refused() -> None:
     with pytest.raises(UsageError, match="two whole numbers"):
         CalcTools().reset(Task(id="t", data={"first": "a", "second": "b", "operation": "plus", "numbers": [1]}), 0)
+
+
+def test_noisy_traces_copy_what_was_seen_and_fail_by_its_order() -> None:
+    """A warm start on them teaches copying and the format; which call comes when is left to be learned."""
+    copied, successes = 0, 0
+    for task in islice(CalcTools.tasks("train", 0), 200):
+        world, shown = CalcTools(), ""
+        world.reset(task, task.seed)
+        for call in CalcTools.demonstrate(task, seed=task.seed, noise=0.5):
+            assert isinstance(call, ToolCall)
+            if call.name != "get" and "=" in shown:
+                numbers = re.findall(r"\d+", str(call.arguments["arg"]))
+                assert set(numbers) <= set(re.findall(r"\d+", shown)), (task.id, call)
+                copied += 1
+            reply = world.step(call)
+            shown += f" {reply.text}" if isinstance(reply, Reply) else ""
+        successes += world.verify().success is True
+    assert copied > 200
+    assert 30 < successes < 90

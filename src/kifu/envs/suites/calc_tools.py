@@ -2,7 +2,7 @@
 
 import random
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import ClassVar
 
@@ -175,13 +175,13 @@ class CalcTools(Environment):
 
     @classmethod
     def demonstrate(cls, task: Task, *, seed: int = 0, noise: float = 0.0) -> tuple[ToolCall | str, ...]:
-        """Look both up, calculate, answer; with noise, a step is any well-formed call instead."""
+        """Look both up, calculate, answer; with noise, a step is any sensible call instead."""
         rng = random.Random(f"calc_tools/{task.id}/{seed}")
         world = cls()
         world.reset(task, seed)
         calls: list[ToolCall | str] = []
         while world.sheet.stop is None:
-            call = _stray(world.sheet, rng) if rng.random() < noise else _expert(world.sheet, calls)
+            call = _stray(world.sheet, calls, rng) if rng.random() < noise else _expert(world.sheet, calls)
             calls.append(call)
             world.step(call)
         return tuple(calls)
@@ -214,13 +214,19 @@ def _expert(sheet: _Sheet, done: list[ToolCall | str]) -> ToolCall:
     return missing[0] if missing else _call("answer", str(sheet.result))
 
 
-def _stray(sheet: _Sheet, rng: random.Random) -> ToolCall:
-    """One of: either look-up, a calculation with other numbers, a guess."""
+def _stray(sheet: _Sheet, done: Sequence[ToolCall | str], rng: random.Random) -> ToolCall:
+    """One of: either look-up, a calculation, an answer; its numbers are ones already seen, as far as there are any."""
+    known = dict(zip((sheet.first, sheet.second), sheet.numbers, strict=True))
+    calls = [call.arguments["arg"] for call in done if isinstance(call, ToolCall)]
+    seen = [known[str(arg)] for arg in calls if arg in known]
+    results = [result for arg in calls if (result := calculate(str(arg))) is not None]
+    left, right = (rng.choice(seen) if seen else rng.randint(12, 99) for _ in range(2))
+    said = rng.choice(seen + results) if seen + results else rng.randint(0, 999)
     return rng.choice(
         [
             _call("get", sheet.first),
             _call("get", sheet.second),
-            _call("calc", f"{rng.randint(12, 99)}{rng.choice('+-*')}{rng.randint(12, 99)}"),
-            _call("answer", str(rng.randint(0, 999))),
+            _call("calc", f"{left}{rng.choice('+-*')}{right}"),
+            _call("answer", str(said)),
         ]
     )
