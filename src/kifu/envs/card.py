@@ -1,6 +1,5 @@
 """The card of an environment: seven questions answered, and what agents that know nothing or everything earn."""
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -12,6 +11,7 @@ from kifu.envs.guard import GuardedEnvironment
 from kifu.envs.play import Episode, PlayAgent, play, scripted, silent, uniform_agent
 from kifu.envs.spec import Task
 from kifu.envs.splits import SPLITS
+from kifu.envs.waiting import to_end
 from kifu.errors import BoundaryError
 from kifu.records import Json, ToolCall
 
@@ -98,7 +98,7 @@ def environment_card(
     """
     first = seed if seed is not None else SPLITS[split].start if split in SPLITS else 0
     tasks = list(islice(cls.tasks(split, first), num_tasks))
-    return asyncio.run(_card(cls, tasks))
+    return to_end(_card(cls, tasks))
 
 
 async def _card(cls: type[Environment], tasks: Sequence[Task]) -> Card:

@@ -1,6 +1,5 @@
 """The conformance check of environments: what every rollout, branch and replay relies on."""
 
-import asyncio
 import copy
 import json
 import random
@@ -13,6 +12,7 @@ import numpy as np
 
 from kifu.envs import SPLITS, Environment, GuardedEnvironment, SnapshotKind, Task, ToolSpec
 from kifu.envs.play import Episode, PlayAgent, play, scripted, silent, uniform_agent
+from kifu.envs.waiting import to_end
 from kifu.errors import KifuError, VerifierFailure
 from kifu.records import ToolCall
 
@@ -51,7 +51,7 @@ def check_env(
     if tasks is None:
         start = SPLITS[split].start if split in SPLITS else 0
         tasks = list(islice(cls.tasks(split, start), num_tasks))
-    problems += asyncio.run(_all(cls, tasks, resets))
+    problems += to_end(_all(cls, tasks, resets))
     if problems:
         raise AssertionError(f"{cls.__name__} breaks the contract:\n" + "\n".join(f"- {line}" for line in problems))
 

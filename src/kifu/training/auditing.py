@@ -1,6 +1,5 @@
 """The audit of a run with everything it can be given: noted heads, recomputed logprobs, repeated episodes."""
 
-import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -10,6 +9,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from kifu.envs.waiting import to_end
 from kifu.errors import LockedError, StorageError
 from kifu.monitor import RunFolder, protocol_problem, write_json
 from kifu.policy import Sampler, ScoreRequest
@@ -168,7 +168,7 @@ class _Scorer:
                 if version in self._kept:
                     assert version is not None
                     by_version.setdefault(version, []).append((at, index, self._request(trajectory, placed)))
-        asyncio.run(self._fill(by_version, answers))
+        to_end(self._fill(by_version, answers))
         self._done += len(trajectories)
         if self._progress is not None:
             self._progress(self._done)

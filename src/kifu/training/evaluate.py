@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from kifu.envs.waiting import to_end
 from kifu.errors import ExperimentError
 from kifu.evaluation import EvaluationSummary, TrainingHistory, summarize
 from kifu.monitor import write_json
@@ -69,7 +70,7 @@ def evaluate(
         if wanted.split not in splits:
             raise ExperimentError(f"{root}: no split `{wanted.split}`; environment.splits has: {', '.join(splits)}")
         with _sink(run, keep=keep) as accept:
-            trajectories = asyncio.run(_attempts(run, wanted, accept=accept, progress=progress))
+            trajectories = to_end(_attempts(run, wanted, accept=accept, progress=progress))
         history = TrainingHistory.of(RunReader(root).trajectories())
         summary = summarize(trajectories, run=str(root), checkpoint=str(wanted.checkpoint), history=history)
         if accept.folder is not None:

@@ -1,6 +1,5 @@
 """Replaying a record: its actions executed again in a fresh environment, everything observable compared."""
 
-import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 from kifu.envs import GuardedEnvironment, Task
 from kifu.envs.guard import Called
 from kifu.envs.segments import next_segment, read_state
+from kifu.envs.waiting import to_end
 from kifu.errors import BoundaryError, KifuError
 from kifu.records import Finish, Replayed, RunReader, StopReason, ToolResult, Trajectory, Turn, Verdict
 from kifu.records.blobs import BlobStore
@@ -40,7 +40,7 @@ def replay_trajectory(trajectory: Trajectory, prepared: Prepared, *, states: Blo
         if states is None or not states.has(carried):
             return Replayed(why_not=f"the state it was carried on from, {carried[:12]}, is not kept")
         task = next_segment(task, read_state(states.get(carried)), index=trajectory.segment.index)
-    return Replayed(differences=tuple(asyncio.run(_replay(trajectory, task, prepared))))
+    return Replayed(differences=tuple(to_end(_replay(trajectory, task, prepared))))
 
 
 def replay_run(

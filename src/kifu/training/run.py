@@ -11,6 +11,7 @@ from typing import Any
 
 import tomlkit
 
+from kifu.envs.waiting import to_end
 from kifu.errors import AlteredError, EngineFailure, ExperimentError, KifuError, ModelError, StorageError, UsageError
 from kifu.evaluation import EvaluationSummary
 from kifu.monitor import PROTOCOL_FILE, RunFolder, protocol_problem, write_atomic
@@ -241,7 +242,7 @@ def _finish(bench: Bench, *, store: RunStore, plans: PlanLog, observer: Observer
     try:
         progress = _begin(bench)
         loop = Loop(bench, store=store, plans=plans, planned=planned, progress=progress, observer=observer)
-        asyncio.run(_run(loop, bench, progress))
+        to_end(_run(loop, bench, progress), stop=loop.stop)
         status = "finished"
     except KifuError as stopped:
         status = "interrupted" if stopped.exit_code == 130 else f"stopped: {stopped}"
