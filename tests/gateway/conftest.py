@@ -1,13 +1,16 @@
 """A gateway over a scripted sampler and the tiny tokenizer, and the tokens of a tape as (origin, text)."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from itertools import groupby
 from pathlib import Path
 from typing import TypeAlias
 
+import httpx2
 import pytest
 
-from kifu.gateway import Asked, Captured, Gateway, Rollout, Said, SaidCall, Serving
+from kifu.gateway import Asked, Captured, Gateway, Opened, Rollout, Said, SaidCall, Serving
+from kifu.gateway.serve import serving
 from kifu.models import ModelFolder
 from kifu.policy import Request, ScriptedSampler
 from kifu.records import BlobStore, Origin, RolloutKey, RunStore, TaskRef, Trajectory
@@ -141,3 +144,20 @@ def said() -> dict[str, Callable[..., Said]]:
 def add_tool() -> ToolView:
     """A tool with one required integer."""
     return ADD
+
+
+@pytest.fixture
+def live() -> Callable[..., AbstractAsyncContextManager[tuple[Opened, httpx2.AsyncClient]]]:
+    """A gateway listening, its one rollout, and a client with that rollout's key."""
+
+    @asynccontextmanager
+    async def run(gateway: Gateway, key: RolloutKey = KEY) -> AsyncIterator[tuple[Opened, httpx2.AsyncClient]]:
+        opened = await gateway.open(key, TaskRef(id="t"))
+        headers = {"authorization": f"Bearer {opened.model_key}"}
+        async with (
+            serving(gateway) as url,
+            httpx2.AsyncClient(base_url=url, headers=headers, timeout=20.0) as client,
+        ):
+            yield opened, client
+
+    return run

@@ -471,16 +471,16 @@ def test_whatever_the_client_does_every_sampled_token_stands_once_under_its_own_
         gateway = Gateway(sampler=ScriptedSampler(script), renderer=renderer, store=store)
         await gateway.open(KEY, TaskRef(id="t"))
         rollout = gateway.rollout(KEY.id)
-        history, tools = [Said(role="user", content="hi")], (add_tool,)
+        history = [Said(role="user", content="hi")]
         for name, number in moves:
-            tools = () if name == "swap tools" else (add_tool,)
+            tools = [] if name == "swap tools" else [add_tool]
             if name == "drop" and len(history) > 2:
                 del history[number % (len(history) - 1)]
             if name == "edit":
                 at = number % len(history)
                 history[at] = Said(role=history[at].role, content=history[at].content + "?", calls=history[at].calls)
             count = 2 if name == "two choices" else 1
-            call = await _call(rollout, history, tools, count)
+            call = await _call(rollout, history, tuple(tools), count)
             if name not in ("ask again", "pass on nothing"):
                 told = call.choices[number % count].said
                 results = [Said(role="tool", content="r", answers=item.id) for item in told.calls]

@@ -33,6 +33,7 @@ class Decoding:
     min_p: float | None = None
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
+    stop_ids: tuple[int, ...] = ()
     seed: int | None = None
     biased: Mapping[str, Json] = field(default_factory=dict)
     """Transforms that are no support (penalties, bias of logits), by the client's names."""
@@ -70,6 +71,8 @@ class Asked:
     form: Form | None = None
     logprobs: bool = False
     top_logprobs: int = 0
+    thinking: bool = False
+    """Whether the answer shows thinking, in dialects where that is asked for."""
     token_ids: bool = False
     """Whether the answer names the ids of prompt and answer."""
     stream: bool = False

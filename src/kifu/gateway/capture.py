@@ -30,6 +30,8 @@ class Node:
 
     turn: int
     tape: TapeBuilder
+    start: int
+    """Position of the turn's first token on its tape."""
     stop: int
     """Position after the turn on its tape."""
     said: tuple[Said, ...]
@@ -100,6 +102,7 @@ class Capture:
         """Bare completions, each with the text of prompt and answer; empty where ids were given."""
         self._tape: TapeBuilder | None = None
         self._turns: dict[int, Turn] = {}
+        self._marks: dict[int, list[Event]] = {}
         self._places: dict[int, Node] = {}
         self.reserialized: set[int] = set()
         """Turns whose arguments came back equal as JSON and spelled differently."""
@@ -153,6 +156,10 @@ class Capture:
                 best = (node, shared, rest)
         return best
 
+    def place(self, turn: int) -> Node | None:
+        """Where a turn stands; None when it failed or is not there."""
+        return self._places.get(turn)
+
     @property
     def has_turns(self) -> bool:
         """Whether the policy wrote anything yet."""
@@ -189,6 +196,7 @@ class Capture:
             node = Node(
                 turn=call.turn + at,
                 tape=tape,
+                start=end,
                 stop=tape.position,
                 said=(*said, choice.said),
                 messages=(*messages, choice.message),
@@ -204,15 +212,14 @@ class Capture:
         self.reserialized.update(call.respelled)
 
     def mark(self, turn: int, event: Event) -> None:
-        """Add what happened to an answer after it was logged."""
-        known = self._turns.get(turn)
-        if known is not None:
-            self._turns[turn] = replace(known, events=(*known.events, event))
+        """Add what happened to an answer besides being given; it may not be logged yet."""
+        self._marks.setdefault(turn, []).append(event)
 
     def build(self, num_turns: int) -> tuple[tuple[Tape, ...], tuple[Turn, ...]]:
         """Every tape and turn; turns that were begun and never logged are empty and say so."""
         lost = Event(kind="capture.lost")
-        turns = tuple(self._turns.get(at) or Turn(index=at, events=(lost,)) for at in range(num_turns))
+        written = (self._turns.get(at) or Turn(index=at, events=(lost,)) for at in range(num_turns))
+        turns = tuple(replace(turn, events=(*turn.events, *self._marks.get(turn.index, ()))) for turn in written)
         tapes = (Tape(spans=()),) if self._tape is None else self._tape.build()
         return tapes, turns
 

@@ -45,6 +45,14 @@ def decide(asked: Asked, *, serving: Serving, purpose: Purpose, room: int, rende
             field=name,
             code="unsupported_value",
         )
+    strangers = set(wanted.stop_ids) - set(renderer.stop_ids)
+    if strangers:
+        raise Refusal(
+            f"stop_token_ids: {min(strangers)} does not end a turn of this model; the ids that do are "
+            f"{list(renderer.stop_ids)}",
+            field="stop_token_ids",
+            code="unsupported_value",
+        )
     base, overridden = _merge(serving, wanted)
     stops = wanted.stop
     if not asked.parallel and asked.tools and renderer.dialect.name.startswith("hermes/"):

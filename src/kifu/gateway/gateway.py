@@ -94,6 +94,7 @@ class Gateway:
         """Of sealed rollouts, added up."""
         self.delivered = Delivered()
         """Of sealed rollouts, added up."""
+        self._forks = self._reserialized = self._quarantined = 0
         self._store = store
         self._blobs = blobs
         self._bitmaps = {} if bitmaps is None else bitmaps
@@ -216,10 +217,31 @@ class Gateway:
         )
         await asyncio.wrap_future(self._store.accept(trajectory))
         self.delivered += rollout.capture.delivered
+        self._forks += rollout.capture.forks
+        self._reserialized += len(rollout.capture.reserialized)
+        self._quarantined += rollout.capture.quarantined
         for field_name in Counts.__dataclass_fields__:
             total = getattr(self.sealed, field_name) + getattr(rollout.counts, field_name)
             setattr(self.sealed, field_name, total)
         return trajectory
+
+    def metrics(self) -> dict[str, Any]:
+        """Counts of open and sealed rollouts together, for people."""
+        counts = [self.sealed, *(item.rollout.counts for item in self._open.values())]
+        captures = [item.rollout.capture for item in self._open.values()]
+        delivered = sum((capture.delivered for capture in captures), self.delivered)
+        return {
+            **{name: sum(getattr(item, name) for item in counts) for name in Counts.__dataclass_fields__},
+            "open": len(self._open),
+            "under_way": self.under_way,
+            "forks": self._forks + sum(capture.forks for capture in captures),
+            "reserialized": self._reserialized + sum(len(capture.reserialized) for capture in captures),
+            "quarantined": self._quarantined + sum(capture.quarantined for capture in captures),
+            "sampled_tokens": delivered.sampled,
+            "delivered_tokens": delivered.trainable,
+            "delivered_fraction": delivered.fraction,
+            "withheld": dict(delivered.withheld),
+        }
 
     def refuse_late(self) -> Refusal:
         """Count a call whose rollout is sealed."""

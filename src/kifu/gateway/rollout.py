@@ -73,9 +73,15 @@ class Placed:
 class Underway:
     """A call and how often clients came back for it."""
 
+    turn: int
+    prompt_ids: Ints
+    withheld: str | None
+    """Known before it is sampled."""
+    overridden: tuple[str, ...]
+    asked_at: float
     body: str
     retry_key: str
-    task: "asyncio.Task[Captured]"
+    task: "asyncio.Future[Captured]"
     claims: int = 0
     delivered: bool = False
 
@@ -147,7 +153,16 @@ class Rollout:
                 code="rate_limit_exceeded",
             )
         placed = self._place(asked, body=body, retry_key=retry_key)
-        call = Underway(body=body, retry_key=retry_key, task=asyncio.create_task(self._answer(placed)))
+        call = Underway(
+            turn=placed.turn,
+            prompt_ids=placed.laid.token_ids,
+            withheld=placed.decided.withheld,
+            overridden=placed.decided.overridden,
+            asked_at=placed.asked_at,
+            body=body,
+            retry_key=retry_key,
+            task=asyncio.create_task(self._answer(placed)),
+        )
         call.task.add_done_callback(_looked_at)
         self._calls.append(call)
         self.counts.calls += 1
@@ -160,7 +175,19 @@ class Rollout:
         self.capture.apply(call)
         done: asyncio.Future[Captured] = asyncio.get_running_loop().create_future()
         done.set_result(call)
-        self._calls.append(Underway(body=call.body, retry_key=call.retry_key, task=done))  # type: ignore[arg-type]
+        node = self.capture.place(call.turn)
+        self._calls.append(
+            Underway(
+                turn=call.turn,
+                prompt_ids=as_ints([]) if node is None else node.context[: node.start],
+                withheld=next((choice.withheld for choice in call.choices), None),
+                overridden=(),
+                asked_at=call.asked_at,
+                body=call.body,
+                retry_key=call.retry_key,
+                task=done,
+            )
+        )
 
     async def close(self) -> None:
         """Take no more calls and stop those under way."""
@@ -171,6 +198,18 @@ class Rollout:
         await asyncio.gather(*open_tasks, return_exceptions=True)
         for context in {self.key.id, *(f"{self.key.id}/turn{turn}" for turn in range(self.num_turns))}:
             self.desk.sampler.release(context)
+
+    def measure(self, asked: Asked) -> int:
+        """Tokens of a call's prompt; nothing is recorded.
+
+        Raises:
+            Refusal: the call could not be answered.
+        """
+        num_turns = self.num_turns
+        try:
+            return int(self._place(asked, body="", retry_key="").laid.token_ids.size)
+        finally:
+            self.num_turns = num_turns
 
     def mark(self, turn: int, kind: str) -> None:
         """Record what became of an answer after it was logged."""
@@ -378,7 +417,7 @@ def _failed(task: "asyncio.Future[Captured]") -> bool:
     return task.done() and (task.cancelled() or task.exception() is not None or task.result().error is not None)
 
 
-def _looked_at(task: "asyncio.Task[Captured]") -> None:
+def _looked_at(task: "asyncio.Future[Captured]") -> None:
     """Whoever asked may be gone; the failure is in the log."""
     if not task.cancelled():
         task.exception()

@@ -18,6 +18,8 @@ class Manner:
 
     tools: tuple[ToolView, ...]
     """Empty when nothing in a turn counts as a call."""
+    is_bare: bool = False
+    """A completion without a template: its text is told as it is."""
     stop_strings: tuple[str, ...] = ()
     """Of the client: what is told ends before the first of them."""
 
@@ -39,12 +41,14 @@ def speak(
         ids.pop()
     text = renderer.tokenizer.decode(ids)
     told, cut = cut_at(text, manner.stop_strings)
-    parsed = _read(renderer, told, manner.tools)
+    parsed = Parsed(text=told) if manner.is_bare else _read(renderer, told, manner.tools)
     calls = tuple(
         ToolCall(name=call.name, arguments=call.arguments, id=f"call_{name}_{at}")
         for at, call in enumerate(parsed.calls)
     )
-    content = split_reasoning(told, opened=renderer.habits.opens_thinking)[1] or ""
+    content = told
+    if not manner.is_bare:
+        content = split_reasoning(told, opened=renderer.habits.opens_thinking)[1] or ""
     said = Said(
         role="assistant",
         content=visible(renderer.dialect.name, content) if calls else content,

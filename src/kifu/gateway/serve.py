@@ -1,0 +1,101 @@
+"""Listening: on the loopback interface unless somebody says otherwise and gives a key for administration."""
+
+import asyncio
+import ipaddress
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+
+import uvicorn
+
+from kifu.errors import UsageError
+from kifu.gateway.app import build_app
+from kifu.gateway.gateway import Gateway
+
+MAX_HEADER_BYTES = 65_536
+KEEP_ALIVE_S = 30
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals to whoever runs the event loop."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Capture none."""
+        yield
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach an address."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def check_binding(host: str, *, admin_key: str | None) -> str | None:
+    """A warning for addresses others can reach.
+
+    Raises:
+        UsageError: such an address without a key for administration.
+    """
+    if is_loopback(host):
+        return None
+    if not admin_key:
+        raise UsageError(
+            f"host {host}: others can reach this address, so a key for administration is needed: set "
+            "KIFU_GATEWAY_ADMIN_KEY, or listen on 127.0.0.1"
+        )
+    return f"listening on {host}, which others can reach; calls travel unencrypted, so put TLS in front of it"
+
+
+@asynccontextmanager
+async def serving(
+    gateway: Gateway, *, host: str = "127.0.0.1", port: int = 0, admin_key: str | None = None
+) -> AsyncIterator[str]:
+    """Serve while the block runs; gives the address.
+
+    Args:
+        gateway: what is served.
+        host: interface.
+        port: 0 takes a free one.
+        admin_key: the gateway's; needed for other interfaces than the loopback.
+    """
+    check_binding(host, admin_key=admin_key)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as cause:
+        listener.close()
+        raise UsageError(f"{host}:{port} cannot be listened on: {cause.strerror}; choose another port") from cause
+    config = uvicorn.Config(
+        build_app(gateway),
+        log_level="warning",
+        access_log=False,
+        lifespan="off",
+        ws="none",
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=5,
+        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+        limit_concurrency=2 * gateway.desk.serving.limits.calls,
+        server_header=False,
+    )
+    server = _Server(config)
+    task = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        while not server.started:
+            if task.done():
+                task.result()
+                raise UsageError(f"{host}:{port}: the server ended before it listened")
+            await asyncio.sleep(0.005)
+        shown = f"[{host}]" if ":" in host else host
+        yield f"http://{shown}:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        with suppress(asyncio.CancelledError):
+            await task
+        listener.close()
