@@ -112,6 +112,34 @@ def test_entropies_of_tokens_are_facts_only_where_every_token_has_one() -> None:
     assert found[1] is None
 
 
+def test_the_value_of_a_turn_is_that_of_its_token_where_it_has_no_second_one() -> None:
+    """Three turns of one, two and no sampled tokens, each valued before it; a fourth nobody valued."""
+    one, two = (
+        Span(
+            origin=Origin.POLICY,
+            turn=at,
+            token_ids=as_ints([5] * count),
+            logprobs=as_floats([-1.0] * count),
+            policy_version=0,
+            sampling=Sampling(),
+        )
+        for at, count in enumerate((1, 2))
+    )
+    record = trajectory(1.0, ({}, {}, {}, {}))
+    places = ((0, 1), (1, 3), (3, 3), (3, 3))
+    valued = [(Estimate(name="value", value=0.25 * at, policy_version=0),) for at in range(3)]
+    turns = tuple(
+        replace(turn, start=start, stop=stop, estimates=estimates)
+        for turn, (start, stop), estimates in zip(record.turns, places, [*valued, ()], strict=True)
+    )
+
+    episode = read_episode(replace(record, tapes=(Tape(spans=(one, two)),), turns=turns), RewardRules())
+
+    assert isinstance(episode, Episode)
+    found = [None if turn.values_N is None else turn.values_N.tolist() for turn in episode.turns]
+    assert found == [[0.0], None, [], None]
+
+
 @pytest.mark.parametrize(
     ("turn", "is_void"),
     [

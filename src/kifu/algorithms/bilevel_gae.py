@@ -61,8 +61,8 @@ class BilevelGae:
         family="actor-critic",
         neighbour="ppo: one level, over turns",
         notes=(
-            "needs the critic's value before every token (`values_N`); the engines here value turns only, so it works "
-            "on records and inputs that carry token values",
+            "needs the critic's value before every token (`values_N`); engines here value turns, so it trains where a "
+            "turn is one token (`recurrent`), and works on inputs that carry token values",
             "the released function finds turn ends by their reward: a turn of reward 0 vanishes, and a last turn of "
             "reward 0 raises; here ends are explicit, as in later versions",
             "of the token returns only the one at a turn's first token is handed on as the critic's target",
@@ -102,4 +102,4 @@ class BilevelGae:
     @property
     def plan(self) -> Plan:
         """Fresh rollouts with a critic."""
-        return Plan(needs_value=True, epochs=self.epochs, whiten=self.whiten)
+        return Plan(needs_value=True, needs_token_values=True, epochs=self.epochs, whiten=self.whiten)

@@ -59,7 +59,8 @@ class CompactionGae:
         neighbour="bilevel_gae: levels are turns and tokens instead of contexts and tokens",
         notes=(
             "needs the critic's value before every token (`values_N`) and the context of every turn (`segment`); the "
-            "engines here value turns only, so it works on records and inputs that carry token values",
+            "engines here value turns, so it trains where a turn is one token (`recurrent`), and works on inputs that "
+            "carry token values",
             "every segment ends with all that is paid later: for a reward at the end, the same reward",
             "which length l is was not found; clip, coefficients and passes are ours",
             "not here: the 50 steps that train the critic alone, and one rollout a task",
@@ -90,4 +91,4 @@ class CompactionGae:
     @property
     def plan(self) -> Plan:
         """Fresh rollouts with a critic."""
-        return Plan(needs_value=True, epochs=self.epochs, whiten=self.whiten)
+        return Plan(needs_value=True, needs_token_values=True, epochs=self.epochs, whiten=self.whiten)

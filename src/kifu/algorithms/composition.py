@@ -17,6 +17,7 @@ from kifu.credit.episode import Episode
 from kifu.credit.group import PopulationStd, SampleStd, Scale, Unscaled, group_relative, is_degenerate
 from kifu.credit.reading import RewardRules
 from kifu.credit.returns import discounted_returns
+from kifu.credit.scored import NoScores, ScoredFacts
 from kifu.credit.selection import KeepInformative, Selection
 from kifu.credit.sources import DataSource, FreshRollouts
 from kifu.credit.td import gae
@@ -164,6 +165,8 @@ class Plan:
     """What they are divided by then, after their mean is taken off."""
     needs_value: bool = False
     """Whether the engine must have a critic."""
+    needs_token_values: bool = False
+    """Whether V before every trained token is read, not before every turn alone."""
     needs_group: bool = False
     """Whether statistics of a group are taken, so that group_size must be at least 2."""
     selection: Selection = field(default_factory=KeepInformative)
@@ -180,6 +183,8 @@ class Plan:
     """Whether every attempt is scored by a model fitted to preferences before the run."""
     turn_rewards: TurnRewards | None = None
     """Reward components it reads by itself."""
+    scores: ScoredFacts = field(default_factory=NoScores)
+    """What a model tells of every finished rollout before it is credited."""
 
 
 def options_of(algorithm: Algorithm) -> dict[str, object]:

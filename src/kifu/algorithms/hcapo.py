@@ -29,6 +29,7 @@ from kifu.credit.group import group_relative
 from kifu.credit.hindsight import hindsight_ratios, hindsight_values
 from kifu.credit.keyed import relative_by_key
 from kifu.credit.reading import RewardRules
+from kifu.credit.scored import HindsightScores
 from kifu.errors import ArgumentError
 from kifu.objectives import ClippedRatio, Objective, PolicyObjective, Reduction, TokenRatio
 
@@ -49,10 +50,15 @@ class Hcapo:
     """Of the hindsight part."""
     do_no_harm: bool = True
     """Whether a negative hindsight part is dropped in a trajectory that succeeded."""
+    hindsight_template: str = "In the end: {final}\nOutcome: {outcome}"
+    """What is added to the last thing shown before a turn when it is scored again."""
     std: StdName = "sample"
     eps: Amount = 1e-6
     epochs: Epochs = 1
     average: ReductionName = "trajectory"
+
+    def __post_init__(self) -> None:
+        self._scores  # noqa: B018 - refuses a template without an end
 
     card: ClassVar[Card] = Card(
         name="Hindsight credit assignment policy optimization",
@@ -71,10 +77,10 @@ class Hcapo:
         family="policy-based",
         neighbour="grpo: no hindsight part",
         notes=(
-            "needs `hindsight_logprob` of every turn: mean log-probability of its tokens under the policy, prompted "
-            "with the history before it and how the episode ended",
-            "not published: the clip, the deviation's type and eps, the average (all ours); the optional smoothing is "
-            "not here, its formula was not found",
+            "`hindsight_logprob` of every turn is asked from the weights published when the rollout ends: mean "
+            "log-probability of its tokens after the history before it and how the episode ended",
+            "not published: the text that tells the end (`hindsight_template`), the clip, the type of deviation, eps, "
+            "the average (all ours); the optional smoothing is not here, its formula was not found",
             "not here: the KL to a reference (0.01, for question answering 0.001)",
         ),
     )
@@ -109,7 +115,11 @@ class Hcapo:
     @property
     def plan(self) -> Plan:
         """Fresh rollouts in groups."""
-        return Plan(needs_group=True, epochs=self.epochs)
+        return Plan(needs_group=True, epochs=self.epochs, scores=self._scores)
+
+    @property
+    def _scores(self) -> HindsightScores:
+        return HindsightScores(template=self.hindsight_template)
 
 
 def _succeeded(episode: Episode) -> bool:

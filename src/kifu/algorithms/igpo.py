@@ -27,6 +27,7 @@ from kifu.credit.group import Unscaled
 from kifu.credit.keyed import relative_by_key, relative_by_position
 from kifu.credit.reading import RewardRules
 from kifu.credit.returns import discounted_returns
+from kifu.credit.scored import GoldScores
 from kifu.objectives import ClippedRatio, Objective, PolicyObjective, Reduction, TokenRatio
 
 
@@ -41,8 +42,13 @@ class Igpo:
     baseline: Literal["position", "turn"] = "position"
     """``position``: the group's mean at the same trained token, as in the released code, where members that are over
     count as 0; ``turn``: the mean of the members that reached the same turn (ours)."""
+    gold_template: str = "\nNow there's enough information to answer\n</think>\n<answer>\n{answer}\n</answer>"
+    """What the assistant would write where the gold answer is scored; the released code's."""
     epochs: Epochs = 1
     average: ReductionName = "token"
+
+    def __post_init__(self) -> None:
+        self._scores  # noqa: B018 - refuses a template without the answer
 
     card: ClassVar[Card] = Card(
         name="Information gain-based policy optimization",
@@ -61,8 +67,8 @@ class Igpo:
         family="policy-based",
         neighbour="trace_turn_credit: log gaps averaged in a window, beside an outcome relative to the group",
         notes=(
-            "needs the gold answer's log-probability before every turn, under the policy itself in the paper, scored "
-            "in a request of its own",
+            "the gold answer's log-probability is asked before every turn, from the weights published when the rollout "
+            "ends, in a request of its own; the text before the answer is that of the released code",
             "a baseline per token position mixes different turns of different members and makes the credit of a turn's "
             "tokens differ; it is the released default all the same",
             "the released function takes an argument for the deviation and does not divide by it; neither do we",
@@ -107,4 +113,8 @@ class Igpo:
     @property
     def plan(self) -> Plan:
         """Fresh rollouts in groups."""
-        return Plan(needs_group=True, epochs=self.epochs)
+        return Plan(needs_group=True, epochs=self.epochs, scores=self._scores)
+
+    @property
+    def _scores(self) -> GoldScores:
+        return GoldScores(template=self.gold_template)

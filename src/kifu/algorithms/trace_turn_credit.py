@@ -28,6 +28,7 @@ from kifu.credit.episode import Episode
 from kifu.credit.gold import log_gap_progress, tool_turn_logprobs, window_credit
 from kifu.credit.group import group_relative
 from kifu.credit.reading import RewardRules
+from kifu.credit.scored import GoldScores, ScoringWeights
 from kifu.objectives import ClippedRatio, Objective, PolicyObjective, Reduction, TokenRatio
 
 
@@ -48,10 +49,17 @@ class TraceTurnCredit:
     outcome_weight: Amount = 1.0
     fill: Amount | None = None
     """Weight of the outcome where the window reaches the last transition; others' reading of the paper is 2.0."""
+    gold_template: str = "{answer}"
+    """What the assistant would write where the gold answer is scored."""
+    scored_by: ScoringWeights = "initial"
+    """Whose weights score it."""
     std: StdName = "population"
     eps: Amount = 1e-6
     epochs: Epochs = 1
     average: ReductionName = "token"
+
+    def __post_init__(self) -> None:
+        self._scores  # noqa: B018 - refuses a template without the answer
 
     card: ClassVar[Card] = Card(
         name="TRACE: turn-level reward assignment via credit estimation",
@@ -70,10 +78,11 @@ class TraceTurnCredit:
         family="policy-based",
         neighbour="igpo: differences of probability, summed to the end, instead of log gaps averaged in a window",
         notes=(
-            "needs the gold answer's log-probability before every tool turn and after the last, from a frozen "
-            "reference, in a request of its own: in the policy's context it would be leaked",
-            "not published: what is done at the last turns (`fill`, ours: nothing), what a final answer gets (ours: "
-            "the outcome alone), the clip and the average (ours: 0.2, tokens)",
+            "the gold answer's log-probability is asked before every turn and after the last, from the weights the "
+            "method began with (`scored_by`), in a request of its own: in the policy's context it would be leaked",
+            "not published: the text around the gold answer (`gold_template`, ours: none), what is done at the last "
+            "turns (`fill`, ours: nothing), what a final answer gets (ours: the outcome alone), clip and average "
+            "(ours: 0.2, tokens)",
             "turn credit is not normalized over the group, so a group of equal outcomes still teaches",
             "an observation that contains the answer is rewarded whether or not the policy uses it",
         ),
@@ -111,4 +120,8 @@ class TraceTurnCredit:
     @property
     def plan(self) -> Plan:
         """Fresh rollouts in groups."""
-        return Plan(needs_group=True, epochs=self.epochs)
+        return Plan(needs_group=True, epochs=self.epochs, scores=self._scores)
+
+    @property
+    def _scores(self) -> GoldScores:
+        return GoldScores(template=self.gold_template, weights=self.scored_by, after=True)

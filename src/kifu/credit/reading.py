@@ -125,6 +125,7 @@ def _facts(trajectory: Trajectory) -> tuple[TurnFacts, ...]:
             is_void=_is_void(turn),
             logprobs_N=np.concatenate(logprobs[turn.index]) if logprobs[turn.index] else None,
             entropies_N=_entropies(turn, lengths[turn.index]),
+            values_N=_token_values(turn, lengths[turn.index]),
         )
         for turn in trajectory.turns
     )
@@ -140,6 +141,12 @@ def _entropies(turn: Turn, length: int) -> Doubles | None:
     """``[N]`` where the entropy of every sampled token of the turn was kept."""
     found = turn.token_entropies
     return np.array(found, dtype=np.float64) if len(found) == length else None
+
+
+def _token_values(turn: Turn, length: int) -> Doubles | None:
+    """``[N]`` V before every token of a turn of at most one: the value before the turn. None of longer turns."""
+    value = turn.estimate("value")
+    return None if value is None or length > 1 else np.full(length, value, dtype=np.float64)
 
 
 def _is_void(turn: Turn) -> bool:

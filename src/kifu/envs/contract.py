@@ -103,6 +103,14 @@ class Environment:
         return (Task(id=f"{name}/{split}/{at}", seed=at, split=split) for at in itertools.count(seed))
 
     @classmethod
+    def gold_answer(cls, task: Task) -> str | None:
+        """The right final answer of a task as text, for methods that score how likely it became; None: there is none.
+
+        No policy ever reads it.
+        """
+        return None
+
+    @classmethod
     def demonstrate(cls, task: Task, *, seed: int = 0, noise: float = 0.0) -> tuple[ToolCall | str, ...]:
         """What a scripted expert does in ``task`` reset with ``seed``: calls, or a final text.
 

@@ -1,18 +1,23 @@
 """Environment x agent x sampler to records: limits, groups, typed failures."""
 
 from kifu.rollout.branch import Departure, check_branchable
+from kifu.rollout.facts import Conversation, Prompt, Scoring, with_facts
 from kifu.rollout.run import run_rollout
 from kifu.rollout.session import Script, Session, tool_views
 from kifu.rollout.setting import Branchable, Limits, Setting
 
 __all__ = [
     "Branchable",
+    "Conversation",
     "Departure",
     "Limits",
+    "Prompt",
+    "Scoring",
     "Script",
     "Session",
     "Setting",
     "check_branchable",
     "run_rollout",
     "tool_views",
+    "with_facts",
 ]

@@ -19,6 +19,7 @@ from kifu.records import Branch, Event, ToolCall, ToolResult, Trajectory, Turn
 from kifu.records.builder import TapeBuilder
 from kifu.records.turns import STATE_KEPT
 from kifu.render import Message, Parsed
+from kifu.rollout.facts import Prompt
 from kifu.rollout.session import Session, tool_views
 from kifu.rollout.setting import Branchable, Setting
 
@@ -143,7 +144,9 @@ class Trail:
             turn, seen = self._told[self._at], self._writings[self._at]
             self._at += 1
             message = Message(role="assistant", content=turn.text, reasoning=seen.reasoning, calls=turn.action.sampled)
-            self._session.log.messages.append(message)
+            log = self._session.log
+            log.prompts.append(Prompt(messages=len(log.messages), tools=tool_views(self.tools)))
+            log.messages.append(message)
             return Parsed(
                 text=turn.text, calls=turn.action.sampled, error=turn.action.parse_error, reasoning=seen.reasoning
             )

@@ -18,6 +18,7 @@ from kifu.records import (
 )
 from kifu.records.builder import TapeBuilder
 from kifu.render import Message, Parsed, Piece
+from kifu.rollout.facts import Prompt
 
 
 @dataclass(slots=True, kw_only=True)
@@ -95,6 +96,8 @@ class EpisodeLog:
         self.turns: list[Turn] = []
         self.messages: list[Message] = []
         self.open: OpenTurn | None = None
+        self.prompts: list[Prompt] = []
+        """What stood before every turn."""
 
     @property
     def ids(self) -> Ints:

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from contextlib import suppress
+from dataclasses import replace
 
 from kifu.envs import Task
 from kifu.envs.contract import canonical_state
@@ -30,6 +31,7 @@ from kifu.records import (
     Verdict,
 )
 from kifu.rollout.branch import Departure, Trail
+from kifu.rollout.facts import Scoring, with_facts
 from kifu.rollout.session import Script, Session
 from kifu.rollout.setting import Setting
 
@@ -51,6 +53,7 @@ async def run_rollout(
     task: Task,
     segment: Segment | None = None,
     departure: Departure | None = None,
+    scoring: Scoring | None = None,
 ) -> Trajectory:
     """Attempt one task and record it.
 
@@ -64,6 +67,7 @@ async def run_rollout(
         task: what to attempt.
         segment: which piece of an endless interaction this is; ``task`` carries the state it starts from.
         departure: the turn of another rollout of the task where this one begins.
+        scoring: what a model is asked about the rollout when it is over; a failed one is not asked about.
     """
     began, started_at = time.perf_counter(), time.time()
     guard = GuardedEnvironment(setting.environment, timeout_s=setting.limits.tool_seconds, isolation=setting.isolation)
@@ -90,7 +94,7 @@ async def run_rollout(
         outcome = session.outcome
         if outcome is None:
             outcome = Outcome(reason=StopReason.NATURAL_END, detail="the agent returned")
-        return Trajectory(
+        trajectory = Trajectory(
             key=key,
             task=TaskRef(id=task.id, family=task.family, split=task.split),
             environment=_environment(guard, task),
@@ -110,6 +114,7 @@ async def run_rollout(
                 started_at=started_at,
             ),
         )
+        return trajectory if scoring is None else await _told(trajectory, session, task=task, scoring=scoring)
     finally:
         for state in session.keeping:
             state.cancel()
@@ -118,6 +123,17 @@ async def run_rollout(
                 writer.release(context)
         with suppress(BoundaryError):  # closed already, unless the attempt was cancelled
             await guard.close()
+
+
+async def _told(trajectory: Trajectory, session: Session, *, task: Task, scoring: Scoring) -> Trajectory:
+    """The record with the facts the method asks for; where they cannot be had, that is how the rollout ended."""
+    if trajectory.outcome.infra_error:
+        return trajectory
+    try:
+        return await with_facts(trajectory, session.told, task=task, scoring=scoring)
+    except BoundaryError as failure:
+        outcome = Outcome(reason=_REASONS[type(failure)], detail=str(failure)[:2000])
+        return replace(trajectory, outcome=outcome, verdict=None, final_value=None, final_potential=None)
 
 
 def _environment(guard: GuardedEnvironment, task: Task) -> EnvironmentRef:

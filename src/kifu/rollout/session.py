@@ -25,6 +25,7 @@ from kifu.records import (
 )
 from kifu.records.turns import TOKEN_ENTROPY
 from kifu.render import Message, Parsed, ToolView
+from kifu.rollout.facts import Conversation, Prompt
 from kifu.rollout.log import EpisodeLog, OpenTurn
 from kifu.rollout.setting import Setting
 
@@ -88,6 +89,11 @@ class Session:
         return self._guard.tools()
 
     @property
+    def told(self) -> Conversation:
+        """The rollout as text."""
+        return Conversation(messages=self.log.messages, prompts=self.log.prompts, renderer=self._setting.renderer)
+
+    @property
     def contexts(self) -> list[str]:
         """Names of every context the sampler may have kept."""
         return [f"{self._key.id}/tape{tape}" for tape in range(self.log.tape.index + 1)]
@@ -127,6 +133,7 @@ class Session:
             self._end(StopReason.CONTEXT_LIMIT, f"no room after {start} tokens")
             return Parsed(text="")
         parsed = self._setting.renderer.parse(written.token_ids, views)
+        self.log.prompts.append(Prompt(messages=len(self.log.messages), tools=views))
         self.log.messages.append(
             Message(role="assistant", content=parsed.text, reasoning=parsed.reasoning, calls=parsed.calls)
         )

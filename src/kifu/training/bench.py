@@ -1,10 +1,12 @@
 """Everything of a run that is alive: engine, collectors, weights, and what the record already holds."""
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 from kifu.credit.branching import Independent
+from kifu.credit.scored import GoldScores, NoScores
 from kifu.engines import build_engine
 from kifu.envs import SnapshotKind, Task
 from kifu.errors import AlteredError, EngineFailure
@@ -15,6 +17,7 @@ from kifu.records.blobs import BlobStore
 from kifu.records.checks import bitmaps_of
 from kifu.records.store import RunStore
 from kifu.records.weights import WeightStore
+from kifu.rollout import Scoring
 from kifu.training.books import Books
 from kifu.training.branching import Grower, branching_setting, vocabulary_of
 from kifu.training.collect import Collector
@@ -31,6 +34,10 @@ _PER_RUN = 10_000
 """Demonstration tasks of one run."""
 
 
+def _nothing_to_close() -> None:
+    """Where no frozen weights are held."""
+
+
 class Bench:
     """Owns the engine of the present stage and what rollouts need.
 
@@ -41,6 +48,7 @@ class Bench:
         weights: its versions, open for writing.
         seed: of the run.
         recorded: trajectories the record already holds and that a resumed loop may need.
+        begins: version that each step on record began with.
     """
 
     def __init__(
@@ -52,6 +60,7 @@ class Bench:
         weights: WeightStore,
         seed: int,
         recorded: Sequence[Trajectory] = (),
+        begins: Mapping[int, int] = MappingProxyType({}),
     ) -> None:
         self.prepared = prepared
         self.folder = folder
@@ -66,6 +75,8 @@ class Bench:
         declared = prepared.environment.capabilities
         if declared.continuing and declared.snapshot is SnapshotKind.STATE:
             self._segments = Segments(self._blobs, recorded)
+        self._begins = begins
+        self._close_frozen: Callable[[], None] = _nothing_to_close
         self.books = Books()
         self.engine: Engine
         self.collector: Collector
@@ -129,11 +140,12 @@ class Bench:
             books=self.books,
             segments=self._segments,
             at_once=self.machine.max_slots,
+            scoring=self._scoring(stage, initial=initial),
             grower=Grower(plan=plan.rollout, vocabulary=vocabulary_of(self.prepared.renderer)),
         )
         alone = Grower(plan=Independent(), vocabulary=0)
         self.evaluator = replace(
-            self.collector, setting=self.prepared.evaluation_setting(), books=Books(), grower=alone
+            self.collector, setting=self.prepared.evaluation_setting(), books=Books(), grower=alone, scoring=None
         )
         return self.engine
 
@@ -141,7 +153,21 @@ class Bench:
         """End the engine and free what it holds, if there is one."""
         if hasattr(self, "engine"):
             self.engine.close()
+            self._close_frozen()
             del self.engine, self.collector, self.evaluator
+
+    def _scoring(self, stage: Stage, *, initial: Weights | None) -> Scoring | None:
+        """Who is asked for the facts of a stage's rollouts; frozen weights get a sampler of their own."""
+        rule, scorer = stage.algorithm.plan.scores, self.engine.sampler
+        if isinstance(rule, NoScores):
+            return None
+        if isinstance(rule, GoldScores) and rule.weights == "initial":
+            began = self._begins.get(stage.first)
+            first = initial if began is None else self.kept(began)
+            spec = self.prepared.engine_spec(stage, seed=self.seed, initial=first)
+            frozen = build_engine(self.experiment.policy.engine, spec)
+            scorer, self._close_frozen = frozen.sampler, frozen.close
+        return Scoring(rule=rule, scorer=scorer, gold=self.prepared.environment.gold_answer)
 
     async def _accept(self, trajectory: Trajectory) -> None:
         for digest in bitmaps_of(trajectory):

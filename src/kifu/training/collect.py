@@ -9,7 +9,7 @@ from kifu.envs import Task
 from kifu.envs.segments import next_segment
 from kifu.policy import Sampler
 from kifu.records import Group, Purpose, RolloutKey, Segment, TaskRef, Trajectory
-from kifu.rollout import Departure, Script, Setting, run_rollout
+from kifu.rollout import Departure, Scoring, Script, Setting, run_rollout
 from kifu.training.books import Books
 from kifu.training.branching import Grower
 from kifu.training.gathering import all_of
@@ -48,6 +48,8 @@ class Collector:
     """Of a continuing environment: where the rollouts of the step before were cut."""
     at_once: int = 1 << 30
     """Rollouts under way at most. More than the engine keeps contexts for would push each other out at every turn."""
+    scoring: Scoring | None = None
+    """What a model is asked about every finished training rollout before it is accepted."""
     grower: Grower = field(default_factory=lambda: Grower(plan=Independent(), vocabulary=0))
     """How groups come about."""
     _places: asyncio.Semaphore = field(init=False, repr=False)
@@ -142,7 +144,13 @@ class Collector:
             trajectory = have.get(key.id)
             if trajectory is None:
                 trajectory = await run_rollout(
-                    self.setting, writer=writer, key=key, task=task, segment=segment, departure=departure
+                    self.setting,
+                    writer=writer,
+                    key=key,
+                    task=task,
+                    segment=segment,
+                    departure=departure,
+                    scoring=None if isinstance(writer, Script) else self.scoring,
                 )
                 await self.accept(trajectory)
             self.books.accepted(trajectory)

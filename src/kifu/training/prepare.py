@@ -29,6 +29,7 @@ from kifu.training.machine import resolve_machine
 from kifu.training.stages import Stage, check_stage, stages_of
 from kifu.training.starting import start_digest
 from kifu.training.stored import stored_heads, stored_names
+from kifu.training.suited import check_scored, check_values, room_for
 from kifu.training.tasks import (
     GeneratedTasks,
     ListedTasks,
@@ -101,14 +102,14 @@ class Prepared:
     def engine_spec(self, stage: Stage, *, seed: int, initial: Weights | None = None) -> EngineSpec:
         """What to ask the engine for."""
         policy = self.experiment.policy
-        limit = self.experiment.environment.collector_limits.tokens
+        limit = self.experiment.environment.collector_limits.tokens or 1024
         spec = EngineSpec(
             optimizer=stage.optimizer,
             machine=self.machine,
             initial=initial,
             seed=seed,
             vocabulary=self.vocabulary,
-            max_context=limit or 1024,
+            max_context=limit + room_for(stage.algorithm.plan),
         )
         if isinstance(policy, RecurrentPolicy):
             return replace(spec, options={"hidden": policy.hidden, "kind": policy.kind})
@@ -138,6 +139,7 @@ def prepare(loaded: Loaded, *, start: str | None = None) -> Prepared:
     for stage in stages:
         if stage.fits is None:
             check_paid(experiment.model_copy(update={"credit": stage.credit}), stage.algorithm, environment)
+        check_values(stage.algorithm.plan, experiment, name=stage.method)
         check_stage(stage, experiment)
         check_rollouts(
             stage.algorithm.plan,
@@ -224,6 +226,9 @@ def _check_tasks(prepared: Prepared) -> None:
             evaluated=layer.tasks,
             trained=update.steps * update.prompts_per_step,
         )
+        first = prepared.task_source(0).training(0)
+    for stage in prepared.stages:
+        check_scored(stage, prepared.experiment, environment=prepared.environment, task=first)
 
 
 def _located(name: str, folder: Path) -> str:

@@ -217,7 +217,10 @@ def _open_run(
     plans = PlanLog(folder.root)
     resume_at = None if mark is None and not planned else (mark.step if mark else 0)
     try:
-        bench = Bench(prepared, folder=folder, store=store, weights=weights, seed=seed, recorded=recorded)
+        begins = {line.step: line.version for line in planned if line.update == 0}
+        bench = Bench(
+            prepared, folder=folder, store=store, weights=weights, seed=seed, recorded=recorded, begins=begins
+        )
         with Observer(folder, steps=bench.steps, resume_at=resume_at, quiet=quiet) as observer:
             observer.say(f"protocol {prepared.loaded.name}  frozen {prepared.protocol.hash[:12]}")
             yield bench, plans, observer, planned

@@ -174,6 +174,13 @@ class CalcTools(Environment):
             yield _task(split, at)
 
     @classmethod
+    def gold_answer(cls, task: Task) -> str:
+        """The result."""
+        world = cls()
+        world.reset(task, task.seed)
+        return str(world.sheet.result)
+
+    @classmethod
     def demonstrate(cls, task: Task, *, seed: int = 0, noise: float = 0.0) -> tuple[ToolCall | str, ...]:
         """Look both up, calculate, answer; with noise, a step is any sensible call instead."""
         rng = random.Random(f"calc_tools/{task.id}/{seed}")

@@ -116,6 +116,13 @@ class QuestionTask(Environment):
             at += 1
 
     @classmethod
+    def gold_answer(cls, task: Task) -> str | None:
+        """The line's answer, the first of several; None where a line has none."""
+        answer = task.data.get("answer")
+        first = answer[0] if isinstance(answer, list) and answer else answer
+        return None if first is None or isinstance(first, list | dict) else str(first)
+
+    @classmethod
     def demonstrate(cls, task: Task, *, seed: int = 0, noise: float = 0.0) -> tuple[ToolCall | str, ...]:
         """The line's answer. There is no noise to add."""
         answer = task.data.get("answer")

@@ -175,6 +175,11 @@ class KeyDoorText(Environment):
             yield _task(split, at)
 
     @classmethod
+    def gold_answer(cls, task: Task) -> str:
+        """The colour of the key that fits."""
+        return str(task.data["fits"])
+
+    @classmethod
     def demonstrate(cls, task: Task, *, seed: int = 0, noise: float = 0.0) -> tuple[ToolCall | str, ...]:
         """Inspect, take the key it names, open, finish; with noise, a step is any verb, any key."""
         rng = random.Random(f"key_door_text/{task.id}/{seed}")

@@ -1,0 +1,64 @@
+"""Whether policy and environment can give a method the facts it asks for, before anything is written."""
+
+from kifu.algorithms import Plan
+from kifu.credit.scored import GoldScores, NoScores
+from kifu.envs import Environment, Task
+from kifu.envs.declared import asking
+from kifu.errors import ExperimentError
+from kifu.training.layers import Experiment, HfPolicy, RecurrentPolicy
+from kifu.training.stages import Stage
+
+_ROOM = 256
+"""Tokens of a text that a model reads behind a context of full length, to tell a fact."""
+
+
+def room_for(plan: Plan) -> int:
+    """Tokens that may stand behind the longest context of a rollout when its facts are told."""
+    return 0 if isinstance(plan.scores, NoScores) else _ROOM
+
+
+def check_values(plan: Plan, experiment: Experiment, *, name: str) -> None:
+    """Whether the engine values what the method reads values of.
+
+    Raises:
+        ExperimentError: it does not; the message says what does.
+    """
+    policy = experiment.policy
+    if plan.needs_token_values and not isinstance(policy, RecurrentPolicy):
+        raise ExperimentError(
+            f"credit.algorithm = `{name}` needs V before every sampled token, and the engine `{policy.engine}` has no "
+            "critic; use engine = `recurrent`, whose turns are one token, so that the value before a turn is the value "
+            "before its token"
+        )
+
+
+def check_scored(stage: Stage, experiment: Experiment, *, environment: type[Environment], task: Task) -> None:
+    """Whether the facts that a model tells of finished rollouts can be had.
+
+    Args:
+        stage: with its method.
+        experiment: the six layers.
+        environment: declares the gold answers.
+        task: the first one to train on.
+
+    Raises:
+        ExperimentError: they cannot; the message says what is missing.
+    """
+    scores, name, policy = stage.algorithm.plan.scores, stage.method, experiment.policy
+    if isinstance(scores, NoScores):
+        return
+    if not isinstance(policy, HfPolicy):
+        raise ExperimentError(
+            f"credit.algorithm = `{name}` lets the model read text that no rollout held, and the engine "
+            f"`{policy.engine}` reads symbols; use engine = `hf`"
+        )
+    if not isinstance(scores, GoldScores):
+        return
+    with asking(f"environment `{environment.__name__}`, asking for the gold answer of {task.id}"):
+        found = environment.gold_answer(task)
+    if found is None or not found:
+        raise ExperimentError(
+            f"credit.algorithm = `{name}` scores the gold answer before every turn, and environment "
+            f"`{experiment.environment.name}` has none for task {task.id}; define `gold_answer(task)`, or choose a "
+            "method that does without, such as grpo"
+        )
