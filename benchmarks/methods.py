@@ -51,8 +51,9 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "mt_grpo": {"component": "clue"},
     "tara": {"component": "clue"},
     "rft": {"min_calls": 0},
+    "dapo": {"refill": 1},
 }
-"""Set so that a group has 8 attempts, or because the world has no such reward by default."""
+"""Set so that a group has 8 attempts and a step no more of them, or because the world has no such reward by default."""
 ELSEWHERE: Mapping[str, tuple[str, ...]] = {
     "gigpo": ("corridor",),
     "graphgpo": ("corridor",),

@@ -183,6 +183,8 @@ class Plan:
     """Whether every attempt is scored by a model fitted to preferences before the run."""
     turn_rewards: TurnRewards | None = None
     """Reward components it reads by itself."""
+    refill: int = 1
+    """Rounds of sampling at most until as many groups as were asked for have a signal."""
     scores: ScoredFacts = field(default_factory=NoScores)
     """What a model tells of every finished rollout before it is credited."""
 

@@ -7,6 +7,7 @@ from typing import ClassVar
 from kifu.algorithms.composition import (
     Amount,
     Card,
+    Count,
     Epochs,
     Feedback,
     Plan,
@@ -34,6 +35,8 @@ class Dapo:
     clip_high: Amount = 0.28
     overlong: tuple[int, int] | None = None
     """(L_max, L_cache) of the penalty on long attempts, in sampled tokens; the paper has (20480, 4096). None: none."""
+    refill: Count = 10
+    """Rounds of sampling at most until as many groups as were asked for have a signal; 1 makes up for none."""
     std: StdName = "sample"
     eps: Amount = 1e-6
     epochs: Epochs = 1
@@ -56,8 +59,10 @@ class Dapo:
         family="policy-based",
         neighbour="grpo: equal bounds, every trajectory weighing the same",
         notes=(
-            "groups whose returns are equal before the penalty are left out; the paper samples others in their place, "
-            "here the update is smaller and the denominators count what is left (`dupo` fills the places with copies)",
+            "groups whose returns are equal before the penalty are left out and others are sampled in their place, as "
+            "many tasks as are missing, in at most `refill` rounds (10 in verl's scripts, which sample whole batches "
+            "and throw the surplus away); 1 leaves the update smaller",
+            "when the rounds are over the update takes what there is; verl stops the run",
             "the penalty is an option; what a collector's limit cut is excluded by `on_truncation`, as the paper's "
             "overlong filter does",
             "tokens are counted over all turns of an attempt; the paper has one turn",
@@ -95,5 +100,5 @@ class Dapo:
 
     @property
     def plan(self) -> Plan:
-        """Fresh rollouts in groups."""
-        return Plan(needs_group=True, epochs=self.epochs)
+        """Fresh rollouts in groups, sampled on until enough of them differ."""
+        return Plan(needs_group=True, epochs=self.epochs, refill=self.refill)

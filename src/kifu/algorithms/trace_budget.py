@@ -22,6 +22,7 @@ from kifu.algorithms.composition import (
     scale_of,
     unless_silent,
 )
+from kifu.credit.branching import Allocated
 from kifu.credit.budget import allocate_prefixes, allocate_roots
 from kifu.credit.episode import Episode
 from kifu.credit.group import group_relative
@@ -41,6 +42,8 @@ class TraceBudget:
     """Of the budget, for roots; the rest continues from visited prefixes. Ours."""
     rollouts: Annotated[int, Field(ge=1)] = 2
     """Attempts at one chosen root (m)."""
+    prior: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 2.0
+    """Rollouts that the rate of a family counts for in that of a task, and so on. Ours."""
     std: StdName = "sample"
     eps: Amount = 1e-6
     epochs: Epochs = 1
@@ -65,7 +68,9 @@ class TraceBudget:
         notes=(
             "not published: the tree-aware loss and the predictor's architecture; the loss here is GRPO's over all "
             "rollouts of a task, which counts a shared prefix once for each of them",
-            "the predictor of success allocates and is never a baseline; whoever collects hands it in",
+            "the predictor of success allocates and is never a baseline; ours is the rate of success in earlier steps, "
+            "of the task drawn towards its family and that towards all, and for a turn that of the step's rollouts "
+            "which were in its state",
             "published settings of (budget, m): (512, 2), (512, 6), (1024, 2); how the budget is split is ours",
         ),
     )
@@ -103,5 +108,9 @@ class TraceBudget:
 
     @property
     def plan(self) -> Plan:
-        """Fresh rollouts in groups."""
-        return Plan(needs_group=True, epochs=self.epochs)
+        """Fresh rollouts, allocated to tasks and to turns."""
+        return Plan(needs_group=True, epochs=self.epochs, rollout=self._rollout)
+
+    @property
+    def _rollout(self) -> Allocated:
+        return Allocated(budget=self.budget, roots=self._root_budget, attempts=self.rollouts, prior=self.prior)

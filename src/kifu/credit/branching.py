@@ -117,7 +117,31 @@ class TreeExpansion:
         return self.chains + self.rounds * self.picks * trees
 
 
-RolloutPlan: TypeAlias = Independent | EntropyBranching | TreeExpansion
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allocated:
+    """A budget of rollouts for the whole step: tasks first, then turns that were visited (TRACE, arXiv 2606.11119)."""
+
+    budget: int
+    """Rollouts of one step."""
+    roots: int
+    """Of them, those that begin at a task's initial state."""
+    attempts: int
+    """Rollouts at one chosen task."""
+    prior: float
+    """Rollouts that an estimate of more general kind counts for."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.attempts <= self.roots <= self.budget:
+            raise ArgumentError(
+                "a budget holds its roots and these the attempts at one task: expected "
+                "1 <= attempts <= roots <= budget, "
+                f"found {self.attempts}, {self.roots}, {self.budget}"
+            )
+        if not self.prior > 0:
+            raise ArgumentError(f"prior must be > 0, found {self.prior}")
+
+
+RolloutPlan: TypeAlias = Independent | EntropyBranching | TreeExpansion | Allocated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ under which prefix, with which credit and which factor in the summed loss.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from math import isfinite
 from pathlib import Path
 from types import MappingProxyType
@@ -62,6 +62,27 @@ class Observed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Allocation:
+    """How many rollouts a candidate got of a step's budget, and the prediction that decided it."""
+
+    group: int
+    task: str
+    success: float
+    """Predicted, of a rollout that begins here."""
+    rollouts: int
+    parent: str | None = None
+    """The rollout whose turn is gone on from; None: the task's initial state."""
+    turn: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.success <= 1.0 or self.rollouts < 0 or (self.parent is None) is not (self.turn is None):
+            raise RecordError(
+                f"plan: allocation to {self.task}: success {self.success}, {self.rollouts} rollouts, parent "
+                f"{self.parent}, turn {self.turn}; expected a probability, a count, and parent and turn together"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRow:
     """The part of one trajectory in one optimizer step."""
 
@@ -113,6 +134,8 @@ class PlanLine:
     """Every trajectory that left the flight in this step, by id."""
     replaced: Mapping[str, str] = field(default_factory=dict)
     """Id of a rollout of this step to the id of the record of an earlier step that was credited in its place."""
+    allocated: tuple[Allocation, ...] = ()
+    """Where the step's budget of rollouts went, for methods that allocate one; on its first line."""
     ledger: Ledger | None = None
     """Of the step; on its last line."""
 
@@ -147,6 +170,7 @@ class PlanLine:
             "denominators": {name: float(value) for name, value in self.denominators.items()},
             "buckets": {name: bucket.value for name, bucket in self.buckets.items()},
             "replaced": dict(self.replaced),
+            **({"allocated": [asdict(item) for item in self.allocated]} if self.allocated else {}),
             "ledger": None if self.ledger is None else self.ledger.to_json(),
         }
 
@@ -165,6 +189,7 @@ class PlanLine:
                 denominators=value["denominators"],
                 buckets={name: Bucket(bucket) for name, bucket in value["buckets"].items()},
                 replaced=value.get("replaced", {}),
+                allocated=tuple(Allocation(**item) for item in value.get("allocated", ())),
                 ledger=None if value["ledger"] is None else Ledger.from_json(value["ledger"]),
             )
         except RecordError:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
-from kifu.credit.branching import Independent
+from kifu.credit.branching import Allocated, Independent
 from kifu.credit.scored import GoldScores, NoScores
 from kifu.engines import build_engine
 from kifu.envs import SnapshotKind, Task
@@ -15,14 +15,17 @@ from kifu.policy import Engine, Machine, Weights
 from kifu.records import Purpose, Trajectory
 from kifu.records.blobs import BlobStore
 from kifu.records.checks import bitmaps_of
+from kifu.records.reader import RunReader
 from kifu.records.store import RunStore
 from kifu.records.weights import WeightStore
 from kifu.rollout import Scoring
+from kifu.training.allocating import Allocator
 from kifu.training.books import Books
 from kifu.training.branching import Grower, branching_setting, vocabulary_of
 from kifu.training.collect import Collector
 from kifu.training.layers import Experiment
 from kifu.training.prepare import Prepared
+from kifu.training.refilling import refill_of
 from kifu.training.segments import Segments
 from kifu.training.stages import Stage
 from kifu.training.starting import start_weights
@@ -140,12 +143,20 @@ class Bench:
             books=self.books,
             segments=self._segments,
             at_once=self.machine.max_slots,
+            allocator=self._allocator(stage),
+            refill=refill_of(stage),
             scoring=self._scoring(stage, initial=initial),
             grower=Grower(plan=plan.rollout, vocabulary=vocabulary_of(self.prepared.renderer)),
         )
         alone = Grower(plan=Independent(), vocabulary=0)
         self.evaluator = replace(
-            self.collector, setting=self.prepared.evaluation_setting(), books=Books(), grower=alone, scoring=None
+            self.collector,
+            setting=self.prepared.evaluation_setting(),
+            books=Books(),
+            grower=alone,
+            allocator=None,
+            refill=None,
+            scoring=None,
         )
         return self.engine
 
@@ -155,6 +166,17 @@ class Bench:
             self.engine.close()
             self._close_frozen()
             del self.engine, self.collector, self.evaluator
+
+    def _allocator(self, stage: Stage) -> Allocator | None:
+        rule = stage.algorithm.plan.rollout
+        if not isinstance(rule, Allocated):
+            return None
+        return Allocator(rule=rule, first=stage.first, lag=stage.update.max_age, read=self._rollouts)
+
+    def _rollouts(self, steps: range) -> list[Trajectory]:
+        """Training rollouts of some steps, from the record."""
+        records = RunReader(self.folder.root).trajectories()
+        return [item for item in records if item.key.purpose is Purpose.TRAIN and item.key.step in steps]
 
     def _scoring(self, stage: Stage, *, initial: Weights | None) -> Scoring | None:
         """Who is asked for the facts of a stage's rollouts; frozen weights get a sampler of their own."""

@@ -10,6 +10,7 @@ from typing import Any, Protocol, assert_never
 
 from kifu.algorithms import Plan
 from kifu.credit.branching import (
+    Allocated,
     EntropyBranching,
     Fork,
     Independent,
@@ -60,7 +61,7 @@ class Grower:
             stream: names the group's own random numbers.
         """
         match self.plan:
-            case Independent():
+            case Independent() | Allocated():  # of the latter the whole rollouts; `Allocator` gives the branches
                 return await all_of([attempt(member, None) for member in range(size)])
             case EntropyBranching():
                 return await self._by_entropy(self.plan, attempt, size=size, stream=stream)
@@ -177,6 +178,8 @@ def check_rollouts(plan: Plan, *, size: int, environment: type[Environment], nam
     match rollout:
         case Independent():
             return
+        case Allocated():
+            pass
         case EntropyBranching(start=start):
             fewest = 1 if isinstance(start, PreMonitored) else start.count
             if size <= fewest:

@@ -2,17 +2,20 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kifu.credit.branching import Independent
 from kifu.envs import Task
 from kifu.envs.segments import next_segment
 from kifu.policy import Sampler
 from kifu.records import Group, Purpose, RolloutKey, Segment, TaskRef, Trajectory
+from kifu.records.plan import Allocation
 from kifu.rollout import Departure, Scoring, Script, Setting, run_rollout
+from kifu.training.allocating import Allocator
 from kifu.training.books import Books
-from kifu.training.branching import Grower
+from kifu.training.branching import Attempt, Grower
 from kifu.training.gathering import all_of
+from kifu.training.refilling import Refill
 from kifu.training.segments import Segments
 from kifu.training.tasks import TaskSource
 
@@ -48,6 +51,10 @@ class Collector:
     """Of a continuing environment: where the rollouts of the step before were cut."""
     at_once: int = 1 << 30
     """Rollouts under way at most. More than the engine keeps contexts for would push each other out at every turn."""
+    allocator: Allocator | None = None
+    """Of a method that gives a step's budget of rollouts to tasks and turns."""
+    refill: Refill | None = None
+    """How training groups without a signal are made up for."""
     scoring: Scoring | None = None
     """What a model is asked about every finished training rollout before it is accepted."""
     grower: Grower = field(default_factory=lambda: Grower(plan=Independent(), vocabulary=0))
@@ -57,6 +64,10 @@ class Collector:
     def __post_init__(self) -> None:
         object.__setattr__(self, "_places", asyncio.Semaphore(self.at_once))
 
+    def decided(self, step: int) -> tuple[Allocation, ...]:
+        """Where the budget of a step went; empty where every task has equally many rollouts."""
+        return () if self.allocator is None else self.allocator.decided(step)
+
     async def training_groups(
         self, step: int, *, prompts: int, size: int, first: int, have: Mapping[str, Trajectory]
     ) -> list[Group]:
@@ -64,11 +75,13 @@ class Collector:
 
         Args:
             step: step of the run.
-            prompts: groups.
+            prompts: groups; those with a signal where they are made up for.
             size: attempts per group.
             first: place of the step's first task in the training order.
             have: accepted before, e.g. by a process that died.
         """
+        if self.allocator is not None:
+            return await self._allocated(self.allocator, step, prompts=prompts, first=first, have=have)
 
         async def one(group: int) -> Group:
             place = _Place(step=step, group=group, size=size, purpose=Purpose.TRAIN)
@@ -79,7 +92,49 @@ class Collector:
             task = task if state is None else next_segment(task, state, index=segment.index)
             return await self._group(task, place, have=have, segment=segment)
 
-        return await all_of([one(group) for group in range(prompts)])
+        groups = await all_of([one(group) for group in range(prompts)])
+        return groups if self.refill is None else await self._refilled(self.refill, groups, first=first, have=have)
+
+    async def _allocated(
+        self, rule: Allocator, step: int, *, prompts: int, first: int, have: Mapping[str, Trajectory]
+    ) -> list[Group]:
+        """Groups of the tasks that were chosen, then what goes on from turns of their rollouts."""
+        tasks = [self.tasks.training(first + group) for group in range(prompts)]
+        places = {
+            group: _Place(step=step, group=group, size=size, purpose=Purpose.TRAIN)
+            for group, size in enumerate(rule.roots(step, tasks))
+            if size
+        }
+        roots = await all_of([self._group(tasks[group], place, have=have) for group, place in places.items()])
+        departures = rule.prefixes(step, roots)
+
+        async def grown(group: int, whole: Group) -> Group:
+            attempt = self._attempt(tasks[group], places[group], have=have)
+            leaving = enumerate(departures.get(group, ()), start=len(whole.members))
+            branches = await all_of([attempt(member, departure) for member, departure in leaving])
+            return replace(whole, members=(*whole.members, *branches))
+
+        groups = await all_of([grown(group, whole) for group, whole in zip(places, roots, strict=True)])
+        rule.remember(step, groups)
+        return groups
+
+    async def _refilled(
+        self, rule: Refill, groups: list[Group], *, first: int, have: Mapping[str, Trajectory]
+    ) -> list[Group]:
+        """The groups of a step and those that make up for the ones without a signal."""
+        wanted, key = len(groups), groups[0].members[0].key
+
+        async def another(at: int, group: int) -> Group:
+            place = _Place(step=key.step, group=group, size=len(groups[0].members), purpose=Purpose.TRAIN)
+            return await self._group(self.tasks.training(at), place, have=have)
+
+        for number in range(1, rule.rounds):
+            missing, known = rule.missing(groups, wanted=wanted), len(groups)
+            if not missing:
+                break
+            at = first + number * rule.stride
+            groups += await all_of([another(at + more, known + more) for more in range(missing)])
+        return groups
 
     async def evaluation_groups(
         self, version: int, *, split: str, tasks: int, tries: int, have: Mapping[str, Trajectory]
@@ -121,13 +176,19 @@ class Collector:
         have: Mapping[str, Trajectory],
         segment: Segment | None = None,
     ) -> Group:
+        member = self._attempt(task, place, have=have, segment=segment)
+        stream = f"{place.purpose}/s{self.seed}/t{place.step:05d}/g{place.group:04d}/branches"
+        members = await self.grower.grow(member, size=place.size, stream=stream)
+        return Group(task=TaskRef(id=task.id, family=task.family, split=task.split), members=tuple(members))
+
+    def _attempt(
+        self, task: Task, place: _Place, *, have: Mapping[str, Trajectory], segment: Segment | None = None
+    ) -> Attempt:
         async def member(index: int, departure: Departure | None, /) -> Trajectory:
             key = RolloutKey(seed=self.seed, step=place.step, group=place.group, member=index, purpose=place.purpose)
             return await self._run(key, task, writer=self.sampler, have=have, segment=segment, departure=departure)
 
-        stream = f"{place.purpose}/s{self.seed}/t{place.step:05d}/g{place.group:04d}/branches"
-        members = await self.grower.grow(member, size=place.size, stream=stream)
-        return Group(task=TaskRef(id=task.id, family=task.family, split=task.split), members=tuple(members))
+        return member
 
     async def _run(
         self,

@@ -267,6 +267,7 @@ class Loop:
                 ledger=self.progress.ledger if update == epochs - 1 else None,
                 buckets={**self._evaluated, **assembled.buckets} if update == epochs - 1 else {},
                 uses=self._supply.uses,
+                allocated=self._bench.collector.decided(step) if update == 0 else (),
             )
             self._commit(line)
             stats.append(

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from kifu.batching import PackedBatch, Row
 from kifu.records import Floats, RolloutKey, Trajectory
 from kifu.records.ledger import Bucket, Ledger
-from kifu.records.plan import Observed, PlanLine, PlanRow, Run, ValueTarget, runs_of
+from kifu.records.plan import Allocation, Observed, PlanLine, PlanRow, Run, ValueTarget, runs_of
 from kifu.training.assemble import Assembled
 
 
@@ -22,6 +22,7 @@ def plan_line(
     ledger: Ledger | None,
     buckets: Mapping[str, Bucket],
     uses: Mapping[str, int] | None = None,
+    allocated: Sequence[Allocation] = (),
 ) -> PlanLine:
     """One optimizer step as it goes into ``plan.jsonl``.
 
@@ -37,6 +38,7 @@ def plan_line(
         ledger: of the step, on its last line.
         buckets: every trajectory the step's ledger closed, on its last line.
         uses: how often a trajectory was used before this step, where it was.
+        allocated: where the step's budget of rollouts went, on its first line.
     """
     by_id: dict[str, list[Row]] = {}
     for row in assembled.rows:
@@ -74,6 +76,7 @@ def plan_line(
         },
         buckets=buckets,
         replaced=assembled.borrowed.replaced,
+        allocated=tuple(allocated),
         ledger=ledger,
     )
 

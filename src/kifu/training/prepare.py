@@ -29,7 +29,7 @@ from kifu.training.machine import resolve_machine
 from kifu.training.stages import Stage, check_stage, stages_of
 from kifu.training.starting import start_digest
 from kifu.training.stored import stored_heads, stored_names
-from kifu.training.suited import check_scored, check_values, room_for
+from kifu.training.suited import check_budget, check_scored, check_values, room_for
 from kifu.training.tasks import (
     GeneratedTasks,
     ListedTasks,
@@ -140,6 +140,7 @@ def prepare(loaded: Loaded, *, start: str | None = None) -> Prepared:
         if stage.fits is None:
             check_paid(experiment.model_copy(update={"credit": stage.credit}), stage.algorithm, environment)
         check_values(stage.algorithm.plan, experiment, name=stage.method)
+        check_budget(stage)
         check_stage(stage, experiment)
         check_rollouts(
             stage.algorithm.plan,

@@ -1,6 +1,7 @@
 """Whether policy and environment can give a method the facts it asks for, before anything is written."""
 
 from kifu.algorithms import Plan
+from kifu.credit.branching import Allocated
 from kifu.credit.scored import GoldScores, NoScores
 from kifu.envs import Environment, Task
 from kifu.envs.declared import asking
@@ -29,6 +30,21 @@ def check_values(plan: Plan, experiment: Experiment, *, name: str) -> None:
             f"credit.algorithm = `{name}` needs V before every sampled token, and the engine `{policy.engine}` has no "
             "critic; use engine = `recurrent`, whose turns are one token, so that the value before a turn is the value "
             "before its token"
+        )
+
+
+def check_budget(stage: Stage) -> None:
+    """Whether the budget of a method that allocates rollouts is that of the step.
+
+    Raises:
+        ExperimentError: it is another one.
+    """
+    rollout, update = stage.algorithm.plan.rollout, stage.update
+    if isinstance(rollout, Allocated) and rollout.budget != update.prompts_per_step * update.group_size:
+        raise ExperimentError(
+            f"credit.algorithm = `{stage.method}` has a budget of {rollout.budget} rollouts a step, and "
+            f"update.prompts_per_step x update.group_size is {update.prompts_per_step} x {update.group_size} = "
+            f"{update.prompts_per_step * update.group_size}; set credit.options.budget or these so that they agree"
         )
 
 
