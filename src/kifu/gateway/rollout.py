@@ -11,6 +11,7 @@ from kifu.errors import EngineFailure, KifuError, RenderError, crossing
 from kifu.gateway.asked import Asked, Choosing
 from kifu.gateway.capture import CALL, Capture, Found, digest_of
 from kifu.gateway.captured import Captured, Choice, captured_to_json, problem_of
+from kifu.gateway.covering import uncovered
 from kifu.gateway.deciding import Decided, decide
 from kifu.gateway.placing import Laid, as_message, in_call_order, lay_after, lay_fresh, without_stop
 from kifu.gateway.refusal import Refusal
@@ -65,7 +66,8 @@ class Placed:
     said: tuple[Said, ...]
     messages: tuple[Message, ...]
     decided: Decided
-    constraint: Constraint | None
+    constraints: tuple[Constraint | None, ...]
+    """One for each choice; they keep what they have read."""
     asked_at: float
 
 
@@ -257,7 +259,7 @@ class Rollout:
         if int(laid.token_ids.max()) >= desk.vocabulary:
             raise Refusal(f"prompt: id {int(laid.token_ids.max())} is outside the vocabulary", field="prompt")
         decided = decide(asked, serving=desk.serving, purpose=self.key.purpose, room=room, renderer=desk.renderer)
-        constraint = desk.constrain(asked, desk.renderer)
+        constraints = tuple(desk.constrain(asked, desk.renderer) for _ in range(asked.n))
         if found.candidates:
             decided = replace(decided, withheld="ambiguous parent")
         turn, self.num_turns = self.num_turns, self.num_turns + asked.n
@@ -271,7 +273,7 @@ class Rollout:
             said=news,
             messages=messages,
             decided=decided,
-            constraint=constraint,
+            constraints=constraints,
             asked_at=desk.clock(),
         )
 
@@ -354,10 +356,11 @@ class Rollout:
         turn = placed.turn + choice
         if seed is not None:  # equal seeds and contexts give equal answers, whenever they are asked for
             stream, turn = f"{stream}/seed{seed}/{digest_of(placed.laid.token_ids)}/{choice}", 0
+        constraint = placed.constraints[choice]
         sampling = replace(
             placed.decided.sampling,
             stream=stream,
-            grammar=None if placed.constraint is None else placed.constraint.digest,
+            grammar=None if constraint is None else constraint.digest,
         )
         alone = placed.asked.n == 1 and not self.under_way - 1
         return Request(
@@ -366,14 +369,16 @@ class Rollout:
             sampling=sampling,
             turn=turn,
             max_new_tokens=placed.decided.max_new_tokens,
-            constraint=placed.constraint,
+            constraint=constraint,
             prefix_group=f"{self.key.purpose}/{self.key.step}/{self.key.group}",
         )
 
     def _choice(self, placed: Placed, generation: Generation, at: int) -> Choice:
         asked = placed.asked
         problem = problem_of(generation, vocabulary=self.desk.vocabulary)
-        withheld = placed.decided.withheld
+        withheld = placed.decided.withheld or uncovered(
+            generation, constraint=placed.constraints[at], vocabulary=self.desk.vocabulary
+        )
         if problem is not None:
             withheld = f"invalid generation: {problem}"
         name = hashlib.sha256(f"{self.key.id}/{placed.turn + at}".encode()).hexdigest()[:20]

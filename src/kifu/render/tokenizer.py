@@ -123,6 +123,12 @@ class ChatTokenizer:
         """Number of ids, added tokens included."""
         return int(self._full.get_vocab_size(with_added_tokens=True))
 
+    @property
+    def definition(self) -> str:
+        """The whole tokenizer, in the form of ``tokenizer.json``."""
+        text: str = self._full.to_str()
+        return text
+
     def token_id(self, text: str) -> int | None:
         """Id of a token by its text, or None."""
         found: int | None = self._full.token_to_id(text) if text else None
