@@ -195,6 +195,20 @@ def test_a_run_with_a_warm_start_ends_the_same(tmp_path: Path) -> None:
     check_resume(tmp_path, recipe="key_door.toml", overrides=overrides, points=points, kills=1)
 
 
+def test_a_run_of_several_stages_ends_the_same(tmp_path: Path) -> None:
+    """Killed inside each stage and at the boundaries between them: imitation, rankings, PPO on a fitted model."""
+    overrides = [
+        "policy.hidden=16",
+        "stages.rankings.prompts_per_step=4",
+        "stages.rankings.fit.steps=5",
+        "evaluation.tasks=2",
+        "record.checkpoint_every=1",
+        "machine.threads=1",
+    ]
+    points = {"plan.after_line": 3, "part.before_rename": 3, "checkpoint.after_rename": 3, "version.before_rename": 4}
+    check_resume(tmp_path, recipe="instructgpt_like.toml", overrides=overrides, points=points, kills=1)
+
+
 def test_a_run_whose_rollouts_branch_ends_the_same(tmp_path: Path) -> None:
     """Killed between the rollouts of a tree, and again: the rest of it grows as it would have."""
     overrides = [

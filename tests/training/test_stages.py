@@ -78,6 +78,7 @@ def restarted(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "cold": {**SHOWN, "from": "base"},
         "more": {**RL, "update": one},
         "again": {**RL, "from": "zero", "update": one},
+        "same": {**RL, "from": "again", "update": one},
     }
     train(staged(stages), out=place, quiet=True)
     return place
@@ -171,6 +172,7 @@ class TestStartingPoints:
         assert begins[2] == begins[1] + 2, "one number for the last update of `zero`, one for the base anew"
         assert found[begins[4]] == found[begins[2] - 1]
         assert found[begins[4]] != found[begins[4] - 1]
+        assert found[begins[5]] == found[begins[5] - 1], "the stage just before ended with what is there"
         assert found[begins[3]] not in (found[0], found[begins[1]])
 
     def test_each_stage_is_evaluated_before_it_begins(self, restarted: Path) -> None:
@@ -178,7 +180,7 @@ class TestStartingPoints:
             {item.key.step for item in RunReader(restarted).trajectories() if item.key.purpose is Purpose.EVALUATION}
         )
         begins = {line.step: line.version for line in read_plan(restarted) if line.update == 0}
-        assert tried == [0, begins[2] - 1, begins[3], begins[4] - 1, len(versions(restarted)) - 1]
+        assert tried == [0, begins[2] - 1, begins[3], begins[4] - 1, begins[5] - 1, len(versions(restarted)) - 1]
 
 
 @pytest.mark.parametrize("after", [0, 1, 2, 3])
@@ -245,6 +247,11 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "nothing trained at the end": ({"a": RL, "b": RANKED}, {}, "the last one must be of type `train`"),
     "an unknown type": ({"a": {**RL, "type": "tarin"}, "b": RL}, {}, "stages.a: .*'tarin'"),
     "an unknown field": ({"a": {**RL, "form": "base"}}, {}, r"stages\.a\.form: unknown field; did you mean `from`"),
+    "an unknown field of a learned reward": (
+        {"ranks": RANKED, "ppo": {**PPO, "credit": {**PPO["credit"], "reward_model": {"stage": "ranks", "stpes": 3}}}},
+        {},
+        r"stages\.ppo\.credit\.reward_model\.stpes: unknown field; did you mean `steps`",
+    ),
     "a later stage": ({"a": {**RL, "from": "b"}, "b": RL}, {}, r"stages\.a\.from: no earlier stage `b`"),
     "a warm start inside": (
         {"a": {**RL, "update": {**UPDATE, "warm_start": SHOWN}}},

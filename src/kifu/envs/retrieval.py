@@ -18,7 +18,7 @@ def words(text: str) -> list[str]:
 
 
 def bm25_scores(query: str, passages: Sequence[str], *, k1: float = 1.2, b: float = 0.75) -> list[float]:
-    """Score of every passage for a query (Robertson and Zaragoza, 2009, section 3; idf with 1 inside the logarithm).
+    """Score of every passage for a query (Robertson and Zaragoza, 2009; idf with 1 inside the logarithm).
 
         score(q, d) = sum over words w of q of  idf(w) f (k1 + 1) / (f + k1 (1 - b + b |d| / mean |d|))
         idf(w) = ln(1 + (N - n_w + 1/2) / (n_w + 1/2))

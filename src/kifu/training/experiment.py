@@ -155,7 +155,11 @@ def _validate(model: type[BaseModel], data: Table, *, where: str) -> BaseModel:
 
 def _explain(problem: ValidationError, model: type[BaseModel], where: str) -> str:
     lines = []
-    for error in problem.errors(include_url=False):
+    errors = problem.errors(include_url=False)
+    in_stages = any(error["loc"][:1] == ("stages",) for error in errors)
+    for error in errors:
+        if in_stages and error["loc"][:1] in (("credit",), ("update",)):
+            continue  # the last stage's tables, told already
         path = ".".join(_named(error["loc"]))
         if error["type"] == "extra_forbidden":
             known = _known_fields(model, error["loc"][:-1])
@@ -193,13 +197,18 @@ def _known_fields(model: type[BaseModel], path: tuple[int | str, ...]) -> list[s
 
 def _children(node: Table, part: str, definitions: Table) -> list[Table]:
     if part in _TAGS:
-        return [
-            option
-            for option in (_resolve(item, definitions) for item in node.get("oneOf", [node]))
-            if part in json.dumps(option.get("properties", {}))
-        ]
+        options = _options(node, definitions)
+        return [item for item in options if part in json.dumps(item.get("properties", {}))] or options
     child = node.get("properties", {}).get(part, node.get("additionalProperties") or None)
     return [child] if isinstance(child, dict) else []
+
+
+def _options(node: Table, definitions: Table) -> list[Table]:
+    """The tables a choice is made among."""
+    choices = node.get("oneOf") or node.get("anyOf")
+    if not choices:
+        return [_resolve(node, definitions)]
+    return [option for item in choices for option in _options(_resolve(item, definitions), definitions)]
 
 
 def _resolve(node: Table, definitions: Table) -> Table:

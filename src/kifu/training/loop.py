@@ -311,7 +311,8 @@ class Loop:
         """
         initial = self._bench.kept(self.progress.version)
         if stage.start is not None:
-            initial = replace(self._bench.kept(self._supply.ended_with(stage.start)), version=initial.version + 1)
+            source = self._supply.ended_with(stage.start, now=initial.version)
+            initial = replace(self._bench.kept(source), version=initial.version + 1)
         engine = await asyncio.to_thread(self._bench.bring_up, stage, initial=initial)
         first = await asyncio.to_thread(engine.trainer.publish)
         assert first.version == initial.version, "an engine's first publish is what it started from"

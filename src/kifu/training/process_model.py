@@ -14,7 +14,7 @@ import torch
 from kifu.credit import Doubles, Episode, pooled_targets, process_targets
 from kifu.credit.reading import RewardRules, read_episode
 from kifu.engines.recurrent.threads import one_thread
-from kifu.errors import ExperimentError
+from kifu.errors import ArgumentError, ExperimentError
 from kifu.objectives import Fitting, SequenceScorer, fit_labels
 from kifu.records import Group, Ints, Trajectory
 from kifu.training.layers import LabellingStage
@@ -112,3 +112,22 @@ def _scores(scorer: SequenceScorer, sequences: Sequence[Ints]) -> Doubles:
     with one_thread(), torch.no_grad():
         found_B: Doubles = torch.sigmoid(scorer(sequences)).double().numpy()
     return found_B
+
+
+def style_changes(model: FittedProcess, pairs: Sequence[tuple[Trajectory, Trajectory]]) -> Doubles:
+    """``[B]`` what another wording of the same actions adds to the score of every turn, pair after pair.
+
+    Args:
+        model: whose scores.
+        pairs: two records of one course of events, in two wordings.
+
+    Raises:
+        ArgumentError: two records differ in what was executed, so it is no rewrite of style.
+    """
+    for one, two in pairs:
+        if [turn.action.executed for turn in one.turns] != [turn.action.executed for turn in two.turns]:
+            raise ArgumentError(f"{one.id} and {two.id} executed different actions: no rewrite of style")
+    before = model.score(one for one, _ in pairs)
+    after = model.score(two for _, two in pairs)
+    parts = [after[two.id] - before[one.id] for one, two in pairs]
+    return np.concatenate([np.zeros(0), *parts])

@@ -89,13 +89,19 @@ class Supply:
         """A step starts from a version."""
         self._begins[step] = version
 
-    def ended_with(self, name: str) -> int:
-        """The version a stage ended with; ``base``: the one the run began with."""
+    def ended_with(self, name: str, *, now: int) -> int:
+        """The version a stage ended with; ``base``: the one the run began with.
+
+        Args:
+            name: of a stage before the present step.
+            now: the version there is, which is the answer where the stage ends with the step before.
+        """
         stages = {stage.name: at for at, stage in enumerate(self._bench.stages)}
         if name not in stages:
             return 0
         following = self._bench.stages[stages[name] + 1]
-        return self._begins[following.first] - (following.start is not None)
+        begun = self._begins.get(following.first)
+        return now if begun is None else begun - (following.start is not None)
 
     def fit(self, stage: Stage) -> None:
         """Fit what a stage fits, from its own attempts, unless that was done."""
