@@ -132,3 +132,16 @@ def test_an_unknown_record_says_how_to_list_them(kifu: Kifu, finished: Path) -> 
     found = kifu("replay", finished, "train/s9/t0/g0/m0/a0")
     assert found.exit_code == 4
     assert "kifu show" in found.stderr
+
+
+def test_a_checkpoint_without_its_mark_is_named_and_resume_goes_on_without_it(kifu: Kifu, copied: Path) -> None:
+    """A checkpoint appears and disappears whole, so no crash leaves one like that."""
+    last = sorted((copied / "checkpoints").glob("step-*"))[-1]
+    (last / "mark.json").unlink()
+
+    found = kifu("audit", copied, "--no-scores", "--json")
+
+    assert found.exit_code == 1
+    named = [item for item in json.loads(found.stdout)["problems"] if "no mark.json" in item["what"]]
+    assert [item["part"] for item in named] == [f"checkpoints/{last.name}"]
+    assert kifu("resume", copied).exit_code == 0

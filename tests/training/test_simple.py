@@ -132,6 +132,10 @@ def test_questions_with_a_reward_go_through_the_same_loop(tmp_path: Path) -> Non
     ("arguments", "says"),
     [
         ({}, "no environment"),
+        ({"environment": 5}, "found 5, expected a class derived from kifu.Environment"),
+        ({"environment": dict}, "expected a class derived from kifu.Environment"),
+        ({"environment": "key_door", "out": 5}, "out is 5, expected the path of a folder"),
+        ({"environment": "key_door", "seed": "x"}, "seed is 'x', expected a whole number"),
         ({"environment": "key_door", "tasks": "questions.jsonl"}, "give one of them"),
         ({"environment": "key_door", "reward": letters}, "a reward belongs to a file of questions"),
         ({"tasks": "nowhere.jsonl"}, "no file"),
@@ -139,7 +143,7 @@ def test_questions_with_a_reward_go_through_the_same_loop(tmp_path: Path) -> Non
 )
 def test_a_call_that_cannot_be_meant_is_refused(arguments: dict[str, object], says: str) -> None:
     with pytest.raises(UsageError, match=says):
-        fill(**arguments)  # type: ignore[arg-type]
+        kifu.train(**arguments)  # type: ignore[arg-type]
 
 
 def test_an_override_of_an_unknown_field_names_the_nearest() -> None:

@@ -118,7 +118,17 @@ def _heads(folder: RunFolder) -> tuple[Heads, list[Problem]]:
     protocol = protocol_problem(folder)
     if protocol is not None:
         problems.append(Problem(what=protocol, part=folder.protocol.name))
-    for path in list_checkpoints(folder.checkpoints)[-1:]:
+    complete = list_checkpoints(folder.checkpoints)
+    problems += [
+        Problem(
+            what=f"{path}: no mark.json; a checkpoint appears whole, so it was taken away. Delete the folder and "
+            "`kifu resume` goes on from the one before.",
+            part=f"checkpoints/{path.name}",
+        )
+        for path in sorted(folder.checkpoints.glob("step-*"))
+        if path not in complete
+    ]
+    for path in complete[-1:]:
         try:
             mark = load_checkpoint(path)[0]
         except StorageError as error:

@@ -71,13 +71,20 @@ def save_checkpoint(folder: Path, mark: Mark, state: Mapping[str, Any]) -> Path:
         ) from cause
     crash_point("checkpoint.before_rename")
     if target.exists():
-        shutil.rmtree(target)
+        _drop(target)
     work.rename(target)
     _sync(folder)
     crash_point("checkpoint.after_rename")
     for old in list_checkpoints(folder)[:-2]:
-        shutil.rmtree(old)
+        _drop(old)
     return target
+
+
+def _drop(path: Path) -> None:
+    """Remove a checkpoint as it came: whole, so that one without a mark was never left by a crash."""
+    for stale in path.parent.glob(".step-*.old"):
+        shutil.rmtree(stale)
+    shutil.rmtree(path.rename(path.with_name(f".{path.name}.old")))
 
 
 def list_checkpoints(folder: Path) -> list[Path]:

@@ -49,6 +49,10 @@ def train(
     Raises:
         ExperimentError: a layer is missing something or contradicts another.
     """
+    if out is not None and not isinstance(out, str | Path):
+        raise UsageError(f"kifu.train: out is {out!r:.100}, expected the path of a folder")
+    if not isinstance(seed, int):
+        raise UsageError(f"kifu.train: seed is {seed!r:.100}, expected a whole number")
     loaded = fill(environment, tasks=tasks, reward=reward, model=model, algorithm=algorithm, overrides=overrides)
     return run_experiment(loaded, out=None if out is None else Path(out), seed=seed, quiet=quiet)
 
@@ -149,6 +153,11 @@ def _environment(
         raise UsageError("kifu.train: a reward belongs to a file of questions; an environment pays through verify()")
     if isinstance(environment, str):
         return resolve_environment(environment), environment
+    if not (isinstance(environment, type) and issubclass(environment, Environment)):
+        raise UsageError(
+            f"kifu.train: found {environment!r:.100}, expected a class derived from kifu.Environment (the class, not "
+            "an instance) or the name of one"
+        )
     _refuse_while_loading(environment)
     return environment, _import_name(environment)
 
