@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,8 @@ from kifu.errors import ModelError, UsageError
 DTYPES: Mapping[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 OTHER_HEADS = ("summary_", "classifier_")
 """Beginnings of configuration names that belong to heads a causal model does not have."""
+_MUTE = 50
+"""Level of the standard library above every message."""
 _SHOWN = 400
 """Characters of a foreign message that are passed on."""
 HEAD_TOLERANCE = 2e-2
@@ -86,7 +89,7 @@ def _read(folder: str, *, dtype: torch.dtype) -> PreTrainedModel:
     where = f"model at `{folder}`"
     try:
         with _silent():
-            whole, told = AutoModelForCausalLM.from_pretrained(
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
                 folder,
                 dtype=dtype,
                 local_files_only=True,
@@ -100,6 +103,8 @@ def _read(folder: str, *, dtype: torch.dtype) -> PreTrainedModel:
             f"{where} cannot be loaded: {type(cause).__name__}: {why[:_SHOWN]}. Expected: config.json and safetensors "
             "weights of one causal language model that the installed transformers knows."
         ) from cause
+    whole: PreTrainedModel = loaded[0]
+    told: Mapping[str, Any] = loaded[1]
     absent, odd = sorted(told["missing_keys"]), sorted(told["unexpected_keys"])
     shaped = sorted(f"{name} {tuple(found)} for {tuple(wanted)}" for name, found, wanted in told["mismatched_keys"])
     if absent or odd or shaped:
@@ -118,8 +123,7 @@ def _read(folder: str, *, dtype: torch.dtype) -> PreTrainedModel:
             f"{where}: {_count(sorted(broken), 'with values that are not finite')}; the weights are damaged, "
             f"or {str(dtype).removeprefix('torch.')} cannot hold them"
         )
-    found: PreTrainedModel = whole
-    return found
+    return whole
 
 
 def _count(names: list[str], what: str) -> str:
@@ -136,7 +140,7 @@ def _silent() -> Iterator[None]:
     show: Callable[[], None] = logging.enable_progress_bar
     level: Callable[[int], None] = logging.set_verbosity
     hide()
-    level(logging.CRITICAL)
+    level(_MUTE)
     try:
         yield
     finally:
