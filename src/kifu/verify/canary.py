@@ -26,11 +26,11 @@ def {_OTHER}(value):
     if kind in (str, bytes):
         return value + (b"~" if kind is bytes else "~")
     if kind in (list, tuple):
-        return kind([*value, "~"])
+        return kind([*value[:-1], {_OTHER}(value[-1])] if value else ["~"])
     if kind in (set, frozenset):
         return kind([*value, "~"])
     if kind is dict:
-        return {{**value, "~": "~"}}
+        return {{name: {_OTHER}(item) for name, item in value.items()}} or {{"~": "~"}}
     return object()
 """
 
