@@ -4,7 +4,15 @@ from kifu.monitor.events import EventWriter
 from kifu.monitor.memory import peak_rss_bytes, release_free_memory
 from kifu.monitor.metrics import FAMILIES, METRICS, MetricsWriter, MetricValue, StepMetrics, read_metrics, undocumented
 from kifu.monitor.progress import Progress, StepView, sparkline, step_line
-from kifu.monitor.runfolder import PROTOCOL_FILE, RUN_FORMAT, RunFolder, protocol_problem, write_atomic, write_json
+from kifu.monitor.runfolder import (
+    PROTOCOL_FILE,
+    RUN_FORMAT,
+    RunFolder,
+    discard,
+    protocol_problem,
+    write_atomic,
+    write_json,
+)
 from kifu.monitor.timings import Stage, Stopwatch, Timings
 
 __all__ = [
@@ -22,6 +30,7 @@ __all__ = [
     "StepView",
     "Stopwatch",
     "Timings",
+    "discard",
     "peak_rss_bytes",
     "protocol_problem",
     "read_metrics",

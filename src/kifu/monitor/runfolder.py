@@ -63,17 +63,6 @@ class RunFolder:
             )
         return folder
 
-    def discard(self) -> None:
-        """Take back `create`: empty the folder, so that another run can begin there.
-
-        Only for a run that published and recorded nothing, by the process that created it.
-        """
-        for path in [self.run_json, *self.root.iterdir()]:  # whatever is left without run.json is no run
-            if path.is_dir():
-                shutil.rmtree(path)
-            else:
-                path.unlink(missing_ok=True)
-
     def facts(self) -> dict[str, Any]:
         """What ``run.json`` says."""
         try:
@@ -144,6 +133,18 @@ class RunFolder:
     def lock(self) -> Path:
         """Held by the one process that writes."""
         return self.root / "lock"
+
+
+def discard(folder: RunFolder) -> None:
+    """Take back `RunFolder.create`: empty the folder, so that another run can begin there.
+
+    Only for a run that published and recorded nothing, by the process that created it.
+    """
+    for path in [folder.run_json, *folder.root.iterdir()]:  # whatever is left without run.json is no run
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def _is_unused(root: Path) -> bool:

@@ -14,7 +14,7 @@ import tomlkit
 from kifu.envs.waiting import to_end
 from kifu.errors import AlteredError, EngineFailure, ExperimentError, KifuError, ModelError, StorageError, UsageError
 from kifu.evaluation import EvaluationSummary
-from kifu.monitor import PROTOCOL_FILE, RunFolder, protocol_problem, write_atomic
+from kifu.monitor import PROTOCOL_FILE, RunFolder, discard, protocol_problem, write_atomic
 from kifu.records import Trajectory, read_chain
 from kifu.records.ledger import Ledger
 from kifu.records.plan import PlanLine, PlanLog, read_plan
@@ -72,7 +72,7 @@ def train(loaded: Loaded, *, out: Path | None = None, seed: int = 0, quiet: bool
         return _drive(prepared, folder, seed=seed, quiet=quiet)
     except (EngineFailure, UsageError, ModelError):
         if not read_chain(folder.weights / VERSIONS).lines:  # nothing began, so there is nothing to go on with
-            folder.discard()
+            discard(folder)
         raise
 
 
