@@ -190,6 +190,8 @@ class Observer:
             "rollouts": len(items),
             "informative_groups": seen.assembled.informative,
             "groups": seen.assembled.groups,
+            "copies": sum(max(count - 1, 0) for count in seen.assembled.copies),
+            "times_used": max(seen.ledger.times_used, default=0),
             "replayed": len(seen.assembled.borrowed.replaced),
             "branches": sum(item.branch is not None for item in items),
             "shared_tokens": sum(item.shared_tokens for item in items),
