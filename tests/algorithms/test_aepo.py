@@ -99,7 +99,7 @@ def test_a_group_that_compares_nothing_is_left_out(make_attempt: Make, rewards: 
 
 def test_a_turn_without_entropies_is_named(make_attempt: Make) -> None:
     group = [make_attempt(1.0, [1], name="T1"), make_attempt(0.0, [1], name="T2")]
-    with pytest.raises(ArgumentError, match="T1, turn 0: the method needs `entropies_N`"):
+    with pytest.raises(ArgumentError, match="T1, turn 0: the method needs `entropy` of every token"):
         Aepo().credit(group, RewardRules())
 
 

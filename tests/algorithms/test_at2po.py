@@ -158,7 +158,7 @@ def test_it_differs_from_its_neighbour_on_a_shared_turn(make_tree: Callable[...,
 def test_turns_of_which_no_entropy_is_known_are_named(make_tree: Callable[..., list[Episode]]) -> None:
     group = make_tree()
     group[1] = replace(group[1], turns=tuple(replace(turn, entropy=None) for turn in group[1].turns))
-    with pytest.raises(ArgumentError, match="T1, turn 0: the method needs `logprobs_N` or `entropy`"):
+    with pytest.raises(ArgumentError, match="T1, turn 0: the method needs `behaviour_logprob` or `entropy`"):
         At2Po().credit(group, RewardRules())
     assert At2Po(backup="child_mean").credit(group, RewardRules()) is not None
 

@@ -80,5 +80,5 @@ def test_one_level_gives_other_advantages(make_known: Make) -> None:
 
 
 def test_a_missing_value_is_named(make_known: Make) -> None:
-    with pytest.raises(ArgumentError, match="T2, turn 0: the method needs `values_N`"):
+    with pytest.raises(ArgumentError, match="T2, turn 0: the method needs `value` of every token"):
         build_algorithm("bilevel_gae").credit([make_known([1.0], id="T2")], RewardRules())

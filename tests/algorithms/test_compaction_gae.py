@@ -87,5 +87,5 @@ def test_turns_without_tokens_and_members_without_turns_are_nothing(make_known: 
 
 
 def test_a_missing_value_is_named(make_known: Make) -> None:
-    with pytest.raises(ArgumentError, match="T2, turn 0: the method needs `values_N`"):
+    with pytest.raises(ArgumentError, match="T2, turn 0: the method needs `value` of every token"):
         build_algorithm("compaction_gae").credit([make_known([1.0], id="T2")], RewardRules())

@@ -86,7 +86,7 @@ def test_equal_rewards_teach_by_the_graph_and_no_difference_teaches_nothing(make
 
 
 def test_what_is_missing_is_named(make_known: Make) -> None:
-    with pytest.raises(ArgumentError, match="T2: a graph of states needs `success`"):
+    with pytest.raises(ArgumentError, match="T2: the method needs `success`"):
         build_algorithm("graphgpo").credit([make_known([1.0], id="T2", state=["a"])], RewardRules())
 
 

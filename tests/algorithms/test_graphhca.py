@@ -77,7 +77,7 @@ def test_what_is_missing_is_named(make_known: Make) -> None:
     algorithm = build_algorithm("graphhca")
     with pytest.raises(ArgumentError, match="T2, turn 0: the method needs `state`"):
         algorithm.credit([make_known([1.0], id="T2", success=True)], RewardRules())
-    with pytest.raises(ArgumentError, match="T3: the episode was cut"):
+    with pytest.raises(ArgumentError, match="T3, `outcome`: the episode was cut"):
         algorithm.credit([make_known([1.0], id="T3", state=["a"], success=True, cut_worth=0.5)], RewardRules())
 
 

@@ -42,7 +42,7 @@ def test_a_rare_success_pulls_harder_than_a_common_one_where_its_neighbour_pulls
 
 
 def test_a_negative_return_is_refused_with_its_trajectory(make_attempt: Make) -> None:
-    with pytest.raises(ArgumentError, match=r"two: a return of -1\.0"):
+    with pytest.raises(ArgumentError, match=r"two, `reward`: a return of -1\.0"):
         MaxRl().credit([make_attempt(1.0, [1], name="one"), make_attempt(-1.0, [1], name="two")], RewardRules())
 
 

@@ -122,9 +122,9 @@ def test_missing_or_misaligned_token_values_name_trajectory_turn_and_field() -> 
         turns = (TurnFacts(num_tokens=1, values_N=np.zeros(1)), TurnFacts(num_tokens=2, values_N=values_N))
         return Episode(rewards_K=np.zeros(2), terminated=True, id="T7", turns=turns)
 
-    with pytest.raises(ArgumentError, match="T7, turn 1: the method needs `values_N`"):
+    with pytest.raises(ArgumentError, match="T7, turn 1: the method needs `value` of every token"):
         token_values(with_values(None))
-    with pytest.raises(ArgumentError, match="T7, turn 1: 3 values_N for 2 tokens"):
+    with pytest.raises(ArgumentError, match="T7, turn 1: 3 `value`s for 2 tokens"):
         token_values(with_values(np.zeros(3)))
     with pytest.raises(ArgumentError, match="must align"):
         skip_observation_gae([0.0], [0.0, 1.0], np.array([True]), gamma=1.0, lam=1.0)

@@ -111,9 +111,9 @@ def test_without_a_success_nothing_is_closer_to_it() -> None:
 def test_what_a_graph_needs_is_named_where_it_is_missing() -> None:
     with pytest.raises(ArgumentError, match="T9, turn 1: the method needs `state`"):
         state_graph([member(["a", None], True)])
-    with pytest.raises(ArgumentError, match="T9: a graph of states needs `success`"):
+    with pytest.raises(ArgumentError, match="T9: the method needs `success`"):
         state_graph([member(["a"], None)])
-    with pytest.raises(ArgumentError, match="T9: the episode was cut"):
+    with pytest.raises(ArgumentError, match="T9, `outcome`: the episode was cut"):
         state_graph([member(["a"], True, terminated=False)])
     with pytest.raises(ArgumentError, match="gamma of a state graph"):
         reach_values(printed(), gamma=0.0)

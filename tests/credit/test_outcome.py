@@ -115,3 +115,8 @@ def test_equal_advantages_are_normalized_to_exactly_nothing() -> None:
 def test_moments_of_nothing_change_nothing() -> None:
     assert batch_moments([], counts_N=[], scale=SampleStd()) == (0.0, 1.0)
     assert batch_moments([5.0], counts_N=[1], scale=SampleStd(eps=0.5)) == (5.0, 0.5)
+
+
+@pytest.mark.parametrize("scale", [SampleStd(eps=0.0), PopulationStd(eps=0.0)])
+def test_equal_advantages_are_divided_by_one_where_nothing_is_added_to_their_deviation(scale: Scale) -> None:
+    assert batch_moments([0.3] * 4, counts_N=[1, 2, 1, 1], scale=scale) == (0.3, 1.0)

@@ -94,5 +94,5 @@ class TestWrongTurns:
             hardest_wrong_turn([EXPERT, other], expert=0)
         silent = TurnFacts(num_tokens=1, state="s", tool="open", action="open()")
         other = Episode(rewards_K=np.zeros(1), terminated=True, turns=(silent,), id="a")
-        with pytest.raises(ArgumentError, match=r"a, turn 0: the method needs `logprobs_N`"):
+        with pytest.raises(ArgumentError, match=r"a, turn 0: the method needs `behaviour_logprob` of every token"):
             hardest_wrong_turn([EXPERT, other], expert=0)

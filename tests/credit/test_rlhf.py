@@ -39,5 +39,5 @@ def test_what_is_absent_is_named() -> None:
         model_score=1.0,
         id="train/x",
     )
-    with pytest.raises(ArgumentError, match=r"train/x, turn 0: the method needs `reference_logprobs_N`"):
+    with pytest.raises(ArgumentError, match=r"train/x, turn 0: the method needs `reference_logprob`"):
         anchored_rewards(silent, beta=0.1)

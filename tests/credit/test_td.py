@@ -99,7 +99,7 @@ def test_the_critic_s_value_of_a_true_end_is_ignored() -> None:
 
 
 def test_a_cut_without_a_final_value_is_refused_instead_of_taken_as_zero() -> None:
-    with pytest.raises(ArgumentError, match="was cut and has no final value"):
+    with pytest.raises(ArgumentError, match="was cut and has no `final_value`"):
         td_residuals(episode([0.0], [0.5], terminated=False), gamma=0.9)
 
 

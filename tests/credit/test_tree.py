@@ -38,7 +38,7 @@ def test_children_of_a_parent_that_takes_no_part_share_its_turns() -> None:
 
 
 def test_branch_points_that_lead_nowhere_are_refused() -> None:
-    with pytest.raises(ArgumentError, match="b: branches at turn 3 of a, which has 2"):
+    with pytest.raises(ArgumentError, match=r"b, `branch.turn`: branches at turn 3 of a, which has 2"):
         nodes_of([member("a", 2), member("b", 4, "a", 3)])
     with pytest.raises(ArgumentError, match="in a circle"):
         nodes_of([member("a", 2, "b", 2), member("b", 2, "a", 2)])
@@ -156,5 +156,5 @@ def test_entropies_of_turns_are_those_recorded_or_those_of_the_sampled_tokens() 
     assert turn_entropies(episode, kind="recorded") == (0.25, 0.5, 0.0)
     assert turn_entropies(episode, kind="sampled") == (1.5, 0.5, 0.0)
     blind = Episode(rewards_K=np.zeros(1), terminated=True, id="b", turns=(TurnFacts(num_tokens=2),))
-    with pytest.raises(ArgumentError, match="b, turn 0: the method needs `logprobs_N` or `entropy`"):
+    with pytest.raises(ArgumentError, match="b, turn 0: the method needs `behaviour_logprob` or `entropy`"):
         turn_entropies(blind, kind="recorded")

@@ -125,6 +125,6 @@ class Hcapo:
 def _succeeded(episode: Episode) -> bool:
     if episode.success is None:
         raise ArgumentError(
-            f"{episode.id}: the method needs `success`, which nobody recorded; or set do_no_harm = false"
+            f"{episode.place()}: the method needs `success`, which nobody recorded; or set do_no_harm = false"
         )
     return episode.success

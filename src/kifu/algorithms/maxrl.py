@@ -61,7 +61,8 @@ class MaxRl:
         for episode, value in zip(group, returns, strict=True):
             if value < 0.0:
                 raise ArgumentError(
-                    f"{episode.id}: a return of {value}; `maxrl` needs returns >= 0, a negative one has no likelihood"
+                    f"{episode.place()}, `reward`: a return of {value}; `maxrl` needs returns >= 0, "
+                    "a negative one has no likelihood"
                 )
         advantages = None if is_degenerate(returns) else maximum_likelihood(returns)
         return None if advantages is None else spread(group, advantages)

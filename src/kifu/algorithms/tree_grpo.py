@@ -25,7 +25,6 @@ from kifu.credit.episode import Episode
 from kifu.credit.group import group_relative, is_degenerate
 from kifu.credit.reading import RewardRules
 from kifu.credit.tree import within_trees
-from kifu.errors import ArgumentError
 from kifu.objectives import ClippedRatio, KlPenalty, Objective, PolicyObjective, Reduction, TokenRatio
 
 
@@ -77,7 +76,7 @@ class TreeGrpo:
         """Relative return among the prompt's leaves plus that among the tree's; None when all returns are equal."""
         for episode in group:
             if not episode.tree:
-                raise ArgumentError(f"{episode.id}: the method needs `tree`, which nobody recorded")
+                raise episode.lacking("tree")
         returns, scale = outcome_returns(group, rules), scale_of(self.std, eps=self.eps)
         if is_degenerate(returns):
             return None

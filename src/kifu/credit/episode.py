@@ -48,6 +48,15 @@ class TurnFacts:
     """V before each token, from a critic that values tokens."""
 
 
+_OF_TOKENS = {
+    "logprobs_N": "behaviour_logprob",
+    "reference_logprobs_N": "reference_logprob",
+    "entropies_N": "entropy",
+    "values_N": "value",
+}
+"""Columns over the tokens of a turn, and what one token's number is called where people write or read it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BranchPoint:
     """Where the trajectory left another one: turns before ``turn`` are the parent's."""
@@ -95,7 +104,7 @@ class Episode:
                     f"{len(self.values_K)} values for {rewards_K.size} turns; V(h_T) goes into `final_value`"
                 )
         if self.turns and len(self.turns) != rewards_K.size:
-            raise ArgumentError(f"{self.id}: facts of {len(self.turns)} turns for {rewards_K.size} rewards")
+            raise ArgumentError(f"{self.place()}: facts of {len(self.turns)} turns for {rewards_K.size} rewards")
         if self.durations_K is not None:
             discounts(self.durations_K, gamma=1.0, count=rewards_K.size)
             object.__setattr__(self, "durations_K", as_doubles(self.durations_K, name="durations"))
@@ -113,7 +122,7 @@ class Episode:
             return 0.0
         if self.final_value is None:
             raise ArgumentError(
-                f"{self.id or 'an episode'}: it was cut and has no final value. Record V(h_T), or treat cuts as "
+                f"{self.place()}: it was cut and has no `final_value`. Record V(h_T), or treat cuts as "
                 "`exclude` or `terminal`."
             )
         return self.final_value
@@ -138,11 +147,23 @@ class Episode:
             ArgumentError: a turn lacks it.
         """
         if len(self.turns) != self.num_turns:
-            raise ArgumentError(f"{self.id}: the method needs `{needed}` of every turn, and nothing is known of them")
+            raise ArgumentError(
+                f"{self.place()}: the method needs `{needed}` of every turn, and nothing is known of them"
+            )
         for at, turn in enumerate(self.turns):
             if getattr(turn, needed) is None:
-                raise ArgumentError(f"{self.id}, turn {at}: the method needs `{needed}`, which nobody recorded")
+                raise self.lacking(needed, turn=at)
         return self.turns
+
+    def place(self, turn: int | None = None) -> str:
+        """Where something is, for messages."""
+        return f"trajectory {self.id or 'without an id'}" + ("" if turn is None else f", turn {turn}")
+
+    def lacking(self, *needed: str, turn: int | None = None) -> ArgumentError:
+        """What to raise where a method needs one of some fields and has none, each by the name users know."""
+        names = " or ".join(f"`{_OF_TOKENS.get(name, name)}`" for name in needed)
+        of_tokens = " of every token" if any(name in _OF_TOKENS for name in needed) else ""
+        return ArgumentError(f"{self.place(turn)}: the method needs {names}{of_tokens}, which nobody recorded")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -174,7 +174,7 @@ def token_values(episode: Episode) -> tuple[Doubles, ...]:
     for at, turn in enumerate(episode.facts("values_N")):
         values_N = as_doubles(() if turn.values_N is None else turn.values_N, name="values_N")
         if values_N.size != turn.num_tokens:
-            raise ArgumentError(f"{episode.id}, turn {at}: {values_N.size} values_N for {turn.num_tokens} tokens")
+            raise ArgumentError(f"{episode.place(at)}: {values_N.size} `value`s for {turn.num_tokens} tokens")
         found.append(values_N)
     return tuple(found)
 

@@ -64,11 +64,11 @@ def state_graph(group: Sequence[Episode]) -> StateGraph:
         states = [str(turn.state) for turn in episode.facts("state")]
         if states and not episode.terminated:
             raise ArgumentError(
-                f"{episode.id}: the episode was cut, so its last turn leads neither to success nor to failure; "
-                "treat cuts as `exclude` or `terminal`"
+                f"{episode.place()}, `outcome`: the episode was cut, so its last turn leads neither to success nor to "
+                "failure; treat cuts as `exclude` or `terminal`"
             )
         if states and episode.success is None:
-            raise ArgumentError(f"{episode.id}: a graph of states needs `success`, which nobody recorded")
+            raise episode.lacking("success")
         end = End.SUCCESS if episode.success else End.FAILURE
         found.append(tuple(zip(states, [*states[1:], end], strict=True)) if states else ())
     return StateGraph(edges_GK=tuple(found))

@@ -92,7 +92,8 @@ def format_and_answer(*, format_ok: bool, answer_ok: bool, format_share: float =
 def batch_moments(values_N: Numbers, *, counts_N: Numbers, scale: Scale) -> tuple[float, float]:
     """Mean and divisor that normalize the advantages of a whole update, ``(A - mean) / divisor``.
 
-    The mean of equal values is exactly that value, so that they are normalized to exactly 0.
+    The mean of equal values is exactly that value, so that they are normalized to exactly 0; a divisor of 0, where
+    nothing is added to the deviation, is 1 instead.
 
     Args:
         values_N: advantages of all trained tokens.
@@ -108,9 +109,9 @@ def batch_moments(values_N: Numbers, *, counts_N: Numbers, scale: Scale) -> tupl
     squares = float((counts * np.square(values - mean)).sum())
     match scale:
         case SampleStd(eps=eps):
-            return mean, (sqrt(squares / (total - 1.0)) if total > 1.0 else 0.0) + eps
+            return mean, ((sqrt(squares / (total - 1.0)) if total > 1.0 else 0.0) + eps) or 1.0
         case PopulationStd(eps=eps):
-            return mean, sqrt(squares / total) + eps
+            return mean, (sqrt(squares / total) + eps) or 1.0
         case Unscaled():
             return mean, 1.0
         case _ as unreachable:

@@ -73,5 +73,5 @@ def _parting(expert: Episode, member: Episode) -> int | None:
 def _logprob(member: Episode, turn: int) -> float:
     found = member.turns[turn].logprobs_N
     if found is None:
-        raise ArgumentError(f"{member.id}, turn {turn}: the method needs `logprobs_N`, which nobody recorded")
+        raise member.lacking("logprobs_N", turn=turn)
     return float(found.sum())

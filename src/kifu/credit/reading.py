@@ -60,7 +60,7 @@ def read_episode(trajectory: Trajectory, rules: RewardRules) -> Episode | Exclus
         return Exclusion.NO_REWARD
     if bootstraps and trajectory.final_value is None:
         raise RecordError(
-            f"{trajectory.id}: on_truncation = bootstrap needs V(h_T), which no critic recorded; "
+            f"trajectory {trajectory.id}: on_truncation = bootstrap needs V(h_T), which no critic recorded; "
             "use an engine and algorithm with a critic, or exclude or terminal"
         )
     turns = trajectory.turns
@@ -159,7 +159,13 @@ def _is_void(turn: Turn) -> bool:
 def _shaping(trajectory: Trajectory, durations_K: Doubles, gamma: float) -> Doubles:
     known = [turn.potential for turn in trajectory.turns if turn.potential is not None]
     if len(known) != len(trajectory.turns):
-        raise RecordError(f"{trajectory.id}: shaping needs a potential before every turn; the environment offers none")
+        raise RecordError(
+            f"trajectory {trajectory.id}: shaping needs a potential before every turn; the environment offers none"
+        )
+    if not trajectory.outcome.terminated and trajectory.final_potential is None:
+        raise RecordError(
+            f"trajectory {trajectory.id}: it was cut, and shaping needs `final_potential`, which nobody recorded"
+        )
     return shaping_rewards(
         known,
         gamma=gamma,

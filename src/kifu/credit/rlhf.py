@@ -21,7 +21,7 @@ def anchored_rewards(episode: Episode, *, beta: float) -> Doubles:
         ArgumentError: the score, or the logprobs of a turn under policy or reference, are absent.
     """
     if episode.model_score is None:
-        raise ArgumentError(f"{episode.id}: the method needs `model_score`; no reward model scored the attempt")
+        raise ArgumentError(f"{episode.place()}: the method needs `model_score`; no reward model scored the attempt")
     episode.facts("logprobs_N"), episode.facts("reference_logprobs_N")
     found_K = np.zeros(episode.num_turns)
     for at, turn in enumerate(episode.turns):

@@ -25,7 +25,7 @@ def td_residuals(episode: Episode, *, gamma: float) -> Doubles:
     """
     if episode.values_K is None:
         raise ArgumentError(
-            f"{episode.id or 'an episode'}: residuals need `value`, V(h) before every turn; some turn has no values "
+            f"{episode.place()}: residuals need `value`, V(h) before every turn; some turn has no values "
             "(is there a critic?)"
         )
     discount_K = discounts(episode.durations_K, gamma=gamma, count=episode.rewards_K.size)

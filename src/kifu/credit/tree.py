@@ -51,8 +51,11 @@ def _node(episode: Episode, turn: int, known: Mapping[str, Episode]) -> Node:
             return Node(name, turn)
         here = known[name]
         if turn >= here.num_turns:
-            raise ArgumentError(f"{episode.id}: branches at turn {branch.turn} of {name}, which has {here.num_turns}")
-    raise ArgumentError(f"{episode.id}: its branch points lead in a circle")
+            raise ArgumentError(
+                f"{episode.place()}, `branch.turn`: branches at turn {branch.turn} of {name}, "
+                f"which has {here.num_turns}"
+            )
+    raise ArgumentError(f"{episode.place()}, `branch.parent`: its branch points lead in a circle")
 
 
 def shared_means(values_G: Sequence[float], nodes_GK: Sequence[Sequence[Node]]) -> list[Doubles]:
@@ -101,10 +104,7 @@ def turn_entropies(episode: Episode, *, kind: EntropyKind) -> tuple[float, ...]:
         elif not turn.num_tokens:
             found.append(0.0)
         else:
-            raise ArgumentError(
-                f"{episode.id}, turn {at}: the method needs `logprobs_N`"
-                f"{' or `entropy`' if kind == 'recorded' else ''}, which nobody recorded"
-            )
+            raise episode.lacking("logprobs_N", *(["entropy"] if kind == "recorded" else []), turn=at)
     return tuple(found)
 
 

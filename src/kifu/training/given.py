@@ -349,6 +349,11 @@ def _shaping(item: GivenTrajectory, given: Given, durations_K: list[float], *, t
     if len(known) != len(item.turns):
         at = next(at for at, turn in enumerate(item.turns) if turn.potential is None)
         raise ArgumentError(f"trajectory {item.id}, turn {at}: shaping needs `potential`, which is not given")
+    if not terminated and item.final_potential is None:
+        raise ArgumentError(
+            f"trajectory {item.id}: it was cut, and shaping needs `final_potential`, which is not given; a cut must "
+            "not zero it"
+        )
     return shaping_rewards(
         known,
         gamma=given.gamma,
