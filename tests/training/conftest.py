@@ -1,5 +1,9 @@
 """Small experiments and hand-made records for the tests of the loop."""
 
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -35,10 +39,33 @@ def load() -> Callable[..., Loaded]:
     """The key_door recipe made small: two steps of four episodes; arguments are further overrides."""
 
     def make(*overrides: str) -> Loaded:
-        small = ("policy.hidden=16", "evaluation.tasks=2", "machine.threads=1")
-        return load_experiment(RECIPES / "key_door.toml", profile="check", overrides=(*small, *overrides))
+        return load_experiment(RECIPES / "key_door.toml", profile="check", overrides=(*SMALL, *overrides))
 
     return make
+
+
+SMALL = ("policy.hidden=16", "evaluation.tasks=2", "machine.threads=1")
+
+
+@pytest.fixture
+def kill_and_resume() -> Callable[..., None]:
+    """Run the small key_door recipe in a process that kills itself at a crash point, then go on with it to the end."""
+
+    def run(folder: Path, *overrides: str, crash_at: str) -> None:
+        child = Path(__file__).with_name("resume_child.py")
+        lines = [f"{folder}\t{point}\t{folder.with_name('phases')}\n" for point in (crash_at, "")]
+        told = subprocess.run(
+            [sys.executable, str(child), str(RECIPES / "key_door.toml"), *SMALL, *overrides],
+            input="".join(lines),
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        _, killed, _, ended = map(int, told.stdout.split())
+        assert (killed, ended) == (-signal.SIGKILL, 0)
+
+    return run
 
 
 @pytest.fixture

@@ -3,27 +3,25 @@
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from kifu.errors import ArgumentError, ExperimentError, InterruptedRun, RecordError
+from kifu.errors import ArgumentError, ExperimentError, RecordError
 from kifu.records import Purpose, Trajectory, content_digest
 from kifu.records.plan import Allocation, PlanLine, read_plan
 from kifu.records.reader import RunReader
 from kifu.training.auditing import audit
 from kifu.training.experiment import Loaded
-from kifu.training.observe import Observer
 from kifu.training.prepare import prepare
-from kifu.training.run import resume, train
+from kifu.training.run import train
 
 Load = Callable[..., Loaded]
 PROMPTS, BUDGET, ROOTS, ATTEMPTS, PRIOR, STEPS = 6, 12, 8, 2, 2.0, 4
 
 
-def budgeted(load: Load, *overrides: str, budget: int = BUDGET) -> Loaded:
+def settings(budget: int = BUDGET) -> tuple[str, ...]:
     """Four chosen of six candidates, two attempts at each, four branches; tasks come again every step."""
-    return load(
+    return (
         f"credit={{ algorithm = 'trace_budget', options = {{ budget = {budget}, root_share = 0.67 }} }}",
         "environment.on_truncation=terminal",
         "environment.splits.train='seed 0..5'",
@@ -32,8 +30,11 @@ def budgeted(load: Load, *overrides: str, budget: int = BUDGET) -> Loaded:
         f"update.steps={STEPS}",
         "update.patience=50",
         "update.optimizer.learning_rate=0.01",
-        *overrides,
     )
+
+
+def budgeted(load: Load, *overrides: str, budget: int = BUDGET) -> Loaded:
+    return load(*settings(budget), *overrides)
 
 
 @pytest.fixture(scope="module")
@@ -122,21 +123,12 @@ def test_the_record_is_whole(run: Path) -> None:
     assert (report.problems, report.ledger_closed, report.rebuilt) == ((), True, report.records)
 
 
-def test_an_interrupted_run_allocates_the_same(
-    run: Path, load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("accepted", [10, 30])
+def test_a_killed_run_allocates_the_same(
+    accepted: int, run: Path, kill_and_resume: Callable[..., None], tmp_path: Path
 ) -> None:
-    inner = Observer.end
-
-    def stop(observer: Observer, seen: Any) -> None:  # noqa: ANN401 (passed on)
-        inner(observer, seen)
-        if seen.step == 1:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(Observer, "end", stop)
-    with pytest.raises((KeyboardInterrupt, InterruptedRun)):
-        train(budgeted(load), out=tmp_path / "run", quiet=True)
-    monkeypatch.setattr(Observer, "end", inner)
-    resume(tmp_path / "run", quiet=True)
+    """Killed with some rollouts of a step on disk, among them whole ones and branches."""
+    kill_and_resume(tmp_path / "run", *settings(), crash_at=f"wal.after_fsync#{accepted}")
 
     assert [line.allocated for line in lines_of(tmp_path / "run")] == [line.allocated for line in lines_of(run)]
     assert [content_digest(item) for item in rollouts(tmp_path / "run")] == [

@@ -3,26 +3,23 @@
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from kifu.errors import InterruptedRun
 from kifu.records import Purpose, Trajectory, content_digest
 from kifu.records.ledger import Bucket
 from kifu.records.plan import read_plan
 from kifu.records.reader import RunReader
 from kifu.training.auditing import audit
 from kifu.training.experiment import Loaded
-from kifu.training.observe import Observer
-from kifu.training.run import resume, train
+from kifu.training.run import train
 
 Load = Callable[..., Loaded]
 WANTED, SIZE, STEPS = 3, 3, 3
 
 
-def sampling_on(load: Load, *, rounds: int) -> Loaded:
-    return load(
+def settings(*, rounds: int) -> tuple[str, ...]:
+    return (
         f"credit={{ algorithm = 'dapo', options = {{ refill = {rounds} }} }}",
         "environment.on_truncation=terminal",
         f"update.group_size={SIZE}",
@@ -30,6 +27,10 @@ def sampling_on(load: Load, *, rounds: int) -> Loaded:
         f"update.steps={STEPS}",
         "update.patience=50",
     )
+
+
+def sampling_on(load: Load, *, rounds: int) -> Loaded:
+    return load(*settings(rounds=rounds))
 
 
 def groups_of(run: Path, step: int) -> list[list[Trajectory]]:
@@ -106,25 +107,13 @@ def test_rounds_are_limited_and_then_the_update_takes_what_there_is(load: Load, 
     assert trained == {item.id for members in two if differ(members) for item in members}
 
 
-def test_an_interrupted_run_samples_the_same(
-    run: Path, load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("accepted", [5, 40])
+def test_a_killed_run_samples_the_same(
+    accepted: int, run: Path, kill_and_resume: Callable[..., None], tmp_path: Path
 ) -> None:
-    """Stopped while the second step collects: what was accepted is kept, and the rounds are decided again."""
-    inner, accepted = Observer.end, list[str]()
+    """Killed with some rollouts on disk: within the first round, and between later ones."""
+    kill_and_resume(tmp_path / "run", *settings(rounds=40), crash_at=f"wal.after_fsync#{accepted}")
 
-    def stop(observer: Observer, seen: Any) -> None:  # noqa: ANN401 (passed on)
-        inner(observer, seen)
-        accepted.append(str(seen.step))
-        if seen.step == 1:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(Observer, "end", stop)
-    with pytest.raises((KeyboardInterrupt, InterruptedRun)):
-        train(sampling_on(load, rounds=40), out=tmp_path / "run", quiet=True)
-    monkeypatch.setattr(Observer, "end", inner)
-    resume(tmp_path / "run", quiet=True)
-
-    assert accepted == ["0", "1"]
     assert [(item.id, content_digest(item)) for item in RunReader(tmp_path / "run").trajectories()] == [
         (item.id, content_digest(item)) for item in RunReader(run).trajectories()
     ]

@@ -15,6 +15,10 @@ from kifu.envs.tools import check_call, class_tools
 from kifu.records import ToolCall, Verdict
 
 
+def _no_gold(_: Task) -> str | None:
+    return None
+
+
 class Environment:
     """Base class: override ``reset`` and ``verify``, mark tools. One instance serves one rollout at a time."""
 
@@ -31,6 +35,10 @@ class Environment:
     """For the environment card and the protocol: state space, hidden variables, irreversible actions, criteria."""
     components: ClassVar[Mapping[str, Component]] = {}
     """What replies may pay on the way, by name. What is not declared here cannot be given a weight."""
+
+    gold_answer: ClassVar["staticmethod[[Task], str | None]"] = staticmethod(_no_gold)
+    """The right final answer of a task as text, for methods that score how likely it became; None: there is none. No
+    policy ever reads it."""
 
     def reset(self, task: Task, seed: int) -> str | Observation:
         """Put the world into the initial state of ``task``; all randomness comes from ``seed``."""
@@ -101,14 +109,6 @@ class Environment:
         """
         name = cls.id or cls.__name__
         return (Task(id=f"{name}/{split}/{at}", seed=at, split=split) for at in itertools.count(seed))
-
-    @classmethod
-    def gold_answer(cls, task: Task) -> str | None:
-        """The right final answer of a task as text, for methods that score how likely it became; None: there is none.
-
-        No policy ever reads it.
-        """
-        return None
 
     @classmethod
     def demonstrate(cls, task: Task, *, seed: int = 0, noise: float = 0.0) -> tuple[ToolCall | str, ...]:

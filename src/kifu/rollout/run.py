@@ -31,7 +31,7 @@ from kifu.records import (
     Verdict,
 )
 from kifu.rollout.branch import Departure, Trail
-from kifu.rollout.facts import Scoring, with_facts
+from kifu.rollout.facts import Conversation, Scoring, with_facts
 from kifu.rollout.session import Script, Session
 from kifu.rollout.setting import Setting
 
@@ -114,7 +114,8 @@ async def run_rollout(
                 started_at=started_at,
             ),
         )
-        return trajectory if scoring is None else await _told(trajectory, session, task=task, scoring=scoring)
+        told = Conversation(messages=session.log.messages, prompts=session.log.prompts, renderer=setting.renderer)
+        return await _told(trajectory, told, task=task, scoring=scoring)
     finally:
         for state in session.keeping:
             state.cancel()
@@ -125,12 +126,12 @@ async def run_rollout(
             await guard.close()
 
 
-async def _told(trajectory: Trajectory, session: Session, *, task: Task, scoring: Scoring) -> Trajectory:
+async def _told(trajectory: Trajectory, told: Conversation, *, task: Task, scoring: Scoring | None) -> Trajectory:
     """The record with the facts the method asks for; where they cannot be had, that is how the rollout ended."""
-    if trajectory.outcome.infra_error:
+    if scoring is None or trajectory.outcome.infra_error:
         return trajectory
     try:
-        return await with_facts(trajectory, session.told, task=task, scoring=scoring)
+        return await with_facts(trajectory, told, task=task, scoring=scoring)
     except BoundaryError as failure:
         outcome = Outcome(reason=_REASONS[type(failure)], detail=str(failure)[:2000])
         return replace(trajectory, outcome=outcome, verdict=None, final_value=None, final_potential=None)

@@ -25,7 +25,7 @@ from kifu.records import (
 )
 from kifu.records.turns import TOKEN_ENTROPY
 from kifu.render import Message, Parsed, ToolView
-from kifu.rollout.facts import Conversation, Prompt
+from kifu.rollout.facts import Prompt
 from kifu.rollout.log import EpisodeLog, OpenTurn
 from kifu.rollout.setting import Setting
 
@@ -87,11 +87,6 @@ class Session:
     def tools(self) -> Sequence[ToolSpec]:
         """Tools as they stand now."""
         return self._guard.tools()
-
-    @property
-    def told(self) -> Conversation:
-        """The rollout as text."""
-        return Conversation(messages=self.log.messages, prompts=self.log.prompts, renderer=self._setting.renderer)
 
     @property
     def contexts(self) -> list[str]:

@@ -6,14 +6,17 @@ They allocate and are never a baseline.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple
 
 from kifu.credit.branching import Allocated
 from kifu.credit.budget import allocate_prefixes, allocate_roots
 from kifu.envs import Task
-from kifu.records import Group, Trajectory
+from kifu.records import Group, Purpose, Trajectory
 from kifu.records.plan import Allocation
+from kifu.records.reader import RunReader
 from kifu.rollout import Departure
+from kifu.training.stages import Stage
 
 CHOSEN_BY = "expected disagreement"
 
@@ -123,6 +126,19 @@ class Allocator:
             for at in missing:
                 self._outcomes[at] = list(_outcomes(item for item in items if item.key.step == at))
         return [one for at in wanted for one in self._outcomes[at]]
+
+
+def allocator_of(stage: Stage, root: Path) -> Allocator | None:
+    """The allocator of a stage of the run in ``root``; None where every task has equally many rollouts."""
+    rule = stage.algorithm.plan.rollout
+    if not isinstance(rule, Allocated):
+        return None
+
+    def read(steps: range) -> list[Trajectory]:
+        records = RunReader(root).trajectories()
+        return [item for item in records if item.key.purpose is Purpose.TRAIN and item.key.step in steps]
+
+    return Allocator(rule=rule, first=stage.first, lag=stage.update.max_age, read=read)
 
 
 def _outcomes(members: Iterable[Trajectory]) -> Iterable[_Outcome]:

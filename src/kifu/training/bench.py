@@ -1,12 +1,11 @@
 """Everything of a run that is alive: engine, collectors, weights, and what the record already holds."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
-from kifu.credit.branching import Allocated, Independent
-from kifu.credit.scored import GoldScores, NoScores
+from kifu.credit.branching import Independent
 from kifu.engines import build_engine
 from kifu.envs import SnapshotKind, Task
 from kifu.errors import AlteredError, EngineFailure
@@ -15,11 +14,10 @@ from kifu.policy import Engine, Machine, Weights
 from kifu.records import Purpose, Trajectory
 from kifu.records.blobs import BlobStore
 from kifu.records.checks import bitmaps_of
-from kifu.records.reader import RunReader
 from kifu.records.store import RunStore
 from kifu.records.weights import WeightStore
-from kifu.rollout import Scoring
-from kifu.training.allocating import Allocator
+from kifu.training.allocating import allocator_of
+from kifu.training.asking import Asked, asked_of
 from kifu.training.books import Books
 from kifu.training.branching import Grower, branching_setting, vocabulary_of
 from kifu.training.collect import Collector
@@ -35,10 +33,6 @@ _PROMPT_EXAMPLES = 1_000
 """Demonstration tasks left for examples in prompts."""
 _PER_RUN = 10_000
 """Demonstration tasks of one run."""
-
-
-def _nothing_to_close() -> None:
-    """Where no frozen weights are held."""
 
 
 class Bench:
@@ -79,7 +73,7 @@ class Bench:
         if declared.continuing and declared.snapshot is SnapshotKind.STATE:
             self._segments = Segments(self._blobs, recorded)
         self._begins = begins
-        self._close_frozen: Callable[[], None] = _nothing_to_close
+        self._asked = Asked()
         self.books = Books()
         self.engine: Engine
         self.collector: Collector
@@ -131,6 +125,9 @@ class Bench:
             raise EngineFailure(
                 f"the engine `{name}` cannot be built: {cause}. Choose a smaller model, or a machine with more memory."
             ) from cause
+        began = self._begins.get(stage.first)
+        first = initial if began is None else self.kept(began)
+        self._asked = asked_of(stage, self.prepared, sampler=self.engine.sampler, seed=self.seed, first=first)
         tasks = self.prepared.task_source(self.seed)
         setting, plan = self.prepared.setting, stage.algorithm.plan
         setting = setting if self._segments is None else replace(setting, states=self._blobs)
@@ -143,9 +140,9 @@ class Bench:
             books=self.books,
             segments=self._segments,
             at_once=self.machine.max_slots,
-            allocator=self._allocator(stage),
+            allocator=allocator_of(stage, self.folder.root),
             refill=refill_of(stage),
-            scoring=self._scoring(stage, initial=initial),
+            scoring=self._asked.scoring,
             grower=Grower(plan=plan.rollout, vocabulary=vocabulary_of(self.prepared.renderer)),
         )
         alone = Grower(plan=Independent(), vocabulary=0)
@@ -164,32 +161,8 @@ class Bench:
         """End the engine and free what it holds, if there is one."""
         if hasattr(self, "engine"):
             self.engine.close()
-            self._close_frozen()
+            self._asked.close()
             del self.engine, self.collector, self.evaluator
-
-    def _allocator(self, stage: Stage) -> Allocator | None:
-        rule = stage.algorithm.plan.rollout
-        if not isinstance(rule, Allocated):
-            return None
-        return Allocator(rule=rule, first=stage.first, lag=stage.update.max_age, read=self._rollouts)
-
-    def _rollouts(self, steps: range) -> list[Trajectory]:
-        """Training rollouts of some steps, from the record."""
-        records = RunReader(self.folder.root).trajectories()
-        return [item for item in records if item.key.purpose is Purpose.TRAIN and item.key.step in steps]
-
-    def _scoring(self, stage: Stage, *, initial: Weights | None) -> Scoring | None:
-        """Who is asked for the facts of a stage's rollouts; frozen weights get a sampler of their own."""
-        rule, scorer = stage.algorithm.plan.scores, self.engine.sampler
-        if isinstance(rule, NoScores):
-            return None
-        if isinstance(rule, GoldScores) and rule.weights == "initial":
-            began = self._begins.get(stage.first)
-            first = initial if began is None else self.kept(began)
-            spec = self.prepared.engine_spec(stage, seed=self.seed, initial=first)
-            frozen = build_engine(self.experiment.policy.engine, spec)
-            scorer, self._close_frozen = frozen.sampler, frozen.close
-        return Scoring(rule=rule, scorer=scorer, gold=self.prepared.environment.gold_answer)
 
     async def _accept(self, trajectory: Trajectory) -> None:
         for digest in bitmaps_of(trajectory):

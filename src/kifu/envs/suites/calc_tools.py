@@ -56,6 +56,13 @@ class _Sheet:
         return found
 
 
+def _gold(task: Task) -> str:
+    """The result."""
+    numbers, operation = task.data["numbers"], str(task.data["operation"])
+    assert isinstance(numbers, list)
+    return str(calculate(f"{numbers[0]}{SIGNS[operation]}{numbers[1]}"))
+
+
 class CalcTools(Environment):
     """Look up two numbers, calculate, answer. Every tool takes one string called arg."""
 
@@ -77,6 +84,8 @@ class CalcTools(Environment):
         "reward": "verdict at the end: 1 for the right answer, else 0; no components",
         "irreversible": "answering",
     }
+
+    gold_answer = staticmethod(_gold)
 
     def __init__(self) -> None:
         self.sheet = _Sheet(first=ITEMS[0], second=ITEMS[1], numbers=(12, 12), operation="plus")
@@ -172,13 +181,6 @@ class CalcTools(Environment):
         """Questions of a split from ``seed`` on; none stands in two splits. The family is the operation."""
         for at in split_range(split, seed):
             yield _task(split, at)
-
-    @classmethod
-    def gold_answer(cls, task: Task) -> str:
-        """The result."""
-        world = cls()
-        world.reset(task, task.seed)
-        return str(world.sheet.result)
 
     @classmethod
     def demonstrate(cls, task: Task, *, seed: int = 0, noise: float = 0.0) -> tuple[ToolCall | str, ...]:

@@ -36,6 +36,13 @@ REWARDS: Mapping[str, RewardFunction] = {"exact": _exact, "numeric": _numeric, "
 """Built-in verifiers; each compares with the line's ``answer``."""
 
 
+def _gold(task: Task) -> str | None:
+    """The line's answer, the first of several; None where a line has none."""
+    answer = task.data.get("answer")
+    first = answer[0] if isinstance(answer, list) and answer else answer
+    return None if first is None or isinstance(first, list | dict) else str(first)
+
+
 class QuestionTask(Environment):
     """Shows a prompt and judges the message that follows. `questions` binds it to a file and a reward."""
 
@@ -57,6 +64,8 @@ class QuestionTask(Environment):
     """Tasks of the file."""
     reward: ClassVar[tuple[RewardFunction, ...]] = ()
     """The reward function; empty: the one each task names as ``verifier``, else ``exact``."""
+
+    gold_answer = staticmethod(_gold)
 
     def __init__(self) -> None:
         self._task: Task | None = None
@@ -114,13 +123,6 @@ class QuestionTask(Environment):
         while True:
             yield rows[at % len(rows)]
             at += 1
-
-    @classmethod
-    def gold_answer(cls, task: Task) -> str | None:
-        """The line's answer, the first of several; None where a line has none."""
-        answer = task.data.get("answer")
-        first = answer[0] if isinstance(answer, list) and answer else answer
-        return None if first is None or isinstance(first, list | dict) else str(first)
 
     @classmethod
     def demonstrate(cls, task: Task, *, seed: int = 0, noise: float = 0.0) -> tuple[ToolCall | str, ...]:

@@ -36,6 +36,11 @@ class _Room:
     stop: str | None = None
 
 
+def _gold(task: Task) -> str:
+    """The colour of the key that fits."""
+    return str(task.data["fits"])
+
+
 class KeyDoorText(Environment):
     """One of four keys fits; the container says which; the wrong key breaks."""
 
@@ -54,6 +59,8 @@ class KeyDoorText(Environment):
         "reward": "verdict at the end: 1 for success, else 0; no components",
         "irreversible": "opening with the wrong key, finishing",
     }
+
+    gold_answer = staticmethod(_gold)
 
     def __init__(self) -> None:
         self.room = _Room(container=CONTAINERS[0], keys=COLOURS[:NUM_KEYS], fits=COLOURS[0])
@@ -173,11 +180,6 @@ class KeyDoorText(Environment):
         """Rooms of a split from ``seed`` on; no room stands in two splits. The family is the container."""
         for at in split_range(split, seed):
             yield _task(split, at)
-
-    @classmethod
-    def gold_answer(cls, task: Task) -> str:
-        """The colour of the key that fits."""
-        return str(task.data["fits"])
 
     @classmethod
     def demonstrate(cls, task: Task, *, seed: int = 0, noise: float = 0.0) -> tuple[ToolCall | str, ...]:

@@ -70,6 +70,11 @@ class _Desk:
     stop: str | None = None
 
 
+def _gold(task: Task) -> str:
+    """The gold name."""
+    return str(task.data["gold"])
+
+
 class SearchText(Environment):
     """Search a small corpus twice, then answer. Every tool takes one string called arg."""
 
@@ -93,6 +98,8 @@ class SearchText(Environment):
         "reward": "verdict at the end: 1 for the gold name, else 0; no components",
         "irreversible": "answering",
     }
+
+    gold_answer = staticmethod(_gold)
 
     def __init__(self) -> None:
         self.desk = _Desk(question="Where?", gold="nowhere", passages=("Nothing is known.",))
