@@ -32,7 +32,7 @@ from kifu.records import (
 from kifu.render import ChatRenderer, ToolView
 
 KEY = RolloutKey(seed=3, step=0, group=0, member=0)
-SCHEMA = {
+SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {"unit": {"enum": ["C", "F"]}, "ok": {"type": "boolean"}},
     "required": ["unit", "ok"],
@@ -193,7 +193,7 @@ def test_a_schema_that_cannot_be_followed_is_refused(
 
 
 def test_a_recursive_schema_is_followed(renderer: ChatRenderer, grammars: Grammars) -> None:
-    tree = {"type": "object", "properties": {"next": {"$ref": "#"}}, "additionalProperties": False}
+    tree: dict[str, Any] = {"type": "object", "properties": {"next": {"$ref": "#"}}, "additionalProperties": False}
     constraint = grammars(Asked(api="chat", model="kifu", form=Form(schema=tree)), renderer)
     assert constraint is not None
     ids = renderer.tokenizer.encode('{"next": {"next": {}}}').tolist()

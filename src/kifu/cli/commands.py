@@ -19,6 +19,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "export": ("kifu.cli.export:app", "Write a run's weights for transformers, or its records for other tools."),
     "models": ("kifu.cli.models:app", "Get and describe models."),
     "credit": ("kifu.cli.credit:app", "Say what would be trained and why, token by token."),
+    "gateway": ("kifu.cli.gateway:app", "Serve a model to any agent and record it, token for token."),
     "envs": ("kifu.cli.envs:app", "List, describe and check environments."),
     "algorithms": ("kifu.cli.algorithms:app", "List, describe and compare methods."),
     "lab": ("kifu.cli.lab:app", "Small worlds with exact answers."),

@@ -120,6 +120,10 @@ class Gateway:
         """Ids of the open rollouts."""
         return tuple(self._open)
 
+    def knows(self, name: str) -> bool:
+        """Whether there is, or was, a rollout of this id."""
+        return name in self._open or self._store.digest(name) is not None
+
     def rollout(self, name: str) -> Rollout:
         """An open rollout.
 
@@ -152,7 +156,7 @@ class Gateway:
         Raises:
             Refusal: the key is taken, or too many rollouts are open.
         """
-        if key.id in self._open or self._store.digest(key.id) is not None:
+        if self.knows(key.id):
             raise Refusal(f"rollout {key.id} exists; every attempt needs a key of its own", status=409, code="exists")
         limits = self.desk.serving.limits
         if len(self._open) >= limits.rollouts:

@@ -1,18 +1,20 @@
 """The audit of a run with everything it can be given: noted heads, recomputed logprobs, repeated episodes."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
+from kifu.engines import build_engine
 from kifu.envs.waiting import to_end
 from kifu.errors import LockedError, StorageError
+from kifu.models import open_folder
 from kifu.monitor import RunFolder, protocol_problem, write_json
-from kifu.policy import Sampler, ScoreRequest
+from kifu.policy import EngineSpec, Machine, Sampler, ScoreRequest, Weights
 from kifu.records import (
     GENESIS,
     AuditReport,
@@ -94,17 +96,43 @@ def _report(
 ) -> AuditReport:
     if not (scores or replay):
         return audit_run(folder.root, heads=heads)
+    served = folder.facts().get("gateway")
+    if isinstance(served, dict):
+        return _report_served(folder, served, heads=heads, progress=progress if scores else None, scores=scores)
     with opened(folder.root, experiment=experiment) as run:
         dtype = run.prepared.machine.sampler_dtype if run.prepared.model is not None else "float32"
         return audit_run(
             folder.root,
             heads=heads,
-            score=_Scorer(run, progress) if scores else None,
+            score=_scorer(run, progress) if scores else None,
             logprob_tolerance=TOLERANCE[dtype],
             replay=partial(replay_trajectory, prepared=run.prepared, states=BlobStore(folder.blobs))
             if replay
             else None,
         )
+
+
+def _report_served(
+    folder: RunFolder, served: Mapping[str, Any], *, heads: Heads, progress: Progress | None, scores: bool
+) -> AuditReport:
+    """Audit what a gateway recorded: one version, that of the model it served."""
+    if not scores:
+        return audit_run(folder.root, heads=heads)
+    model = open_folder(Path(served["model"]))
+    if model.digests.weights != served["weights"]:
+        raise StorageError(
+            f"{model.path}: its weights are {model.digests.weights[:12]}, the run was served from "
+            f"{str(served['weights'])[:12]}; put that model back, or audit with --no-scores"
+        )
+    machine = Machine(threads=1)
+    engine = build_engine("hf", EngineSpec(model=str(model.path), machine=machine, max_context=served["max_context"]))
+    try:
+        scorer = _Scorer(
+            {0}, blobs=BlobStore(folder.blobs), start=lambda _: engine.sampler, stored=_one_version, progress=progress
+        )
+        return audit_run(folder.root, heads=heads, score=scorer, logprob_tolerance=TOLERANCE["float32"])
+    finally:
+        engine.close()
 
 
 def _heads(folder: RunFolder) -> tuple[Heads, list[Problem]]:
@@ -155,15 +183,37 @@ def _missing_of(mark: Mark, folder: RunFolder) -> list[Problem]:
     return problems
 
 
+def _scorer(run: OpenedRun, progress: Progress | None) -> "_Scorer":
+    return _Scorer(
+        {item.version for item in run.weights.versions},
+        blobs=BlobStore(run.folder.blobs),
+        start=lambda version: run.engine(version).sampler,
+        stored=run.stored,
+        progress=progress,
+    )
+
+
+def _one_version(version: int) -> Weights:
+    raise StorageError(f"version {version} is not kept: what a gateway serves has one version")
+
+
 class _Scorer:
     """Recomputes logprobs; one engine serves every version in turn."""
 
-    def __init__(self, run: OpenedRun, progress: Progress | None) -> None:
-        self._run = run
+    def __init__(
+        self,
+        kept: set[int],
+        *,
+        blobs: BlobStore,
+        start: Callable[[int], Sampler],
+        stored: Callable[[int], Weights],
+        progress: Progress | None,
+    ) -> None:
+        self._kept = kept
+        self._blobs = blobs
+        self._start = start
+        self._stored = stored
         self._progress = progress
-        self._kept = {item.version for item in run.weights.versions}
-        self._blobs = BlobStore(run.folder.root / "blobs")
-        self._vocabulary = run.prepared.vocabulary
         self._sampler: Sampler | None = None
         self._done = 0
 
@@ -215,7 +265,7 @@ class _Scorer:
 
     async def _at(self, version: int) -> Sampler:
         if self._sampler is None:
-            self._sampler = self._run.engine(version).sampler
+            self._sampler = self._start(version)
         elif self._sampler.version != version:
-            await self._sampler.load(self._run.stored(version))
+            await self._sampler.load(self._stored(version))
         return self._sampler
