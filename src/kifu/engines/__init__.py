@@ -8,6 +8,7 @@ from kifu.policy.engine import Engine, EngineSpec
 ENGINES: dict[str, str] = {
     "hf": "kifu.engines.hf:build",
     "recurrent": "kifu.engines.recurrent:build",
+    "remote": "kifu.engines.remote:build",
 }
 """Name to ``module:function``."""
 
