@@ -78,6 +78,16 @@ def test_values_are_backed_up_as_printed(printed_tree: Printed) -> None:
     assert tree.root == pytest.approx(-0.385701, abs=1e-6)
 
 
+def test_children_weigh_as_printed(printed_tree: Printed) -> None:
+    """A value of 1 on one side alone shows the weight of that side."""
+    _, nodes, entropies = printed_tree
+    first, left = backed_up([1.0, 0.0, 0.0], nodes, entropies), backed_up([1.0, 1.0, 0.0], nodes, entropies)
+    second, right = backed_up([0.0, 1.0, 0.0], nodes, entropies), backed_up([0.0, 0.0, 1.0], nodes, entropies)
+
+    assert [tree.values[nodes[0][0]] for tree in (first, second)] == pytest.approx([0.401312, 0.598688], abs=1e-6)
+    assert [left.root, right.root] == pytest.approx([0.377541, 0.622459], abs=1e-6)
+
+
 @pytest.mark.parametrize("mode", ["child_mean", "leaf_mean"])
 def test_means_are_backed_up_as_printed(printed_tree: Printed, mode: Backup) -> None:
     leaves, nodes, entropies = printed_tree

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kifu.errors import ExperimentError, InterruptedRun
+from kifu.errors import ExperimentError, InterruptedRun, StorageError
 from kifu.records import Group, Purpose, TaskRef, Trajectory
 from kifu.records.audit import audit_run
 from kifu.records.plan import read_plan
@@ -232,6 +232,43 @@ class TestRefused:
         )
         with pytest.raises(ExperimentError, match="was recorded with tokenizer"):
             train(offline("sft", f"environment.name='{tmp_path / 'more.py'}:More'"), out=tmp_path / "run", quiet=True)
+
+    @pytest.mark.parametrize(
+        ("line", "told"),
+        [("id = 'other_door'", "environment key_door/1.*other_door/1"), ("version = '2'", "key_door/1.*key_door/2")],
+    )
+    def test_records_of_another_world(
+        self, offline: Callable[..., Loaded], tmp_path: Path, line: str, told: str
+    ) -> None:
+        (tmp_path / "other.py").write_text(
+            f"from kifu.envs.suites.key_door import KeyDoor\nclass Other(KeyDoor):\n    {line}\n"
+        )
+        with pytest.raises(ExperimentError, match=told):
+            train(offline("sft", f"environment.name='{tmp_path / 'other.py'}:Other'"), out=tmp_path / "run", quiet=True)
+
+    @pytest.mark.parametrize("what", ["altered", "cut off", "newer", "missing part"])
+    def test_a_folder_that_cannot_be_trusted(
+        self, offline: Callable[..., Loaded], source: Path, tmp_path: Path, what: str
+    ) -> None:
+        """Exit code 4, the file is named, and no run is begun."""
+        bad = Path(shutil.copytree(source, tmp_path / "bad"))
+        [part, *_] = sorted((bad / "records").glob("part-*.parquet"))
+        manifest = bad / "records" / "manifest.jsonl"
+        if what == "altered":
+            part.write_bytes(part.read_bytes()[:-1] + b"?")
+        elif what == "cut off":
+            manifest.write_bytes(b"".join(manifest.read_bytes().splitlines(keepends=True)[:-1]))
+        elif what == "newer":
+            manifest.write_text(manifest.read_text().replace('"format":1', '"format":2'))
+        else:
+            part.unlink()
+        with pytest.raises(StorageError) as raised:
+            train(
+                offline("sft", f"update.data={{ type = 'stored', runs = ['{bad}'] }}"), out=tmp_path / "run", quiet=True
+            )
+        assert raised.value.exit_code == 4
+        assert str(bad) in str(raised.value)
+        assert not (tmp_path / "run").exists()
 
 
 class TestPreferences:

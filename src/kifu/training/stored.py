@@ -4,12 +4,14 @@ The copy makes the run complete by itself: the runs it learned from may go.
 """
 
 import shutil
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from kifu.envs import Environment
 from kifu.errors import ExperimentError, StorageError
 from kifu.monitor import RunFolder
 from kifu.records import GENESIS, BlobStore, Group, Provenance, Purpose, Trajectory, writer_of
@@ -62,13 +64,18 @@ def _runs(layer: object) -> tuple[str, ...]:
 
 
 def stored_heads(names: Sequence[str], base: Path) -> list[str]:
-    """Digest of the manifest of every run: what the data is, wherever it lies.
+    """Digest of the manifest of every run: what the data is, wherever it lies. Every record is read and checked once.
 
     Raises:
         StorageError: no run there, or it was altered.
         ExperimentError: a run holds no sealed record.
     """
-    return [_reader(base / name).head for name in names]
+    heads = []
+    for name in names:
+        reader = _reader(base / name)
+        deque(reader.trajectories(live=False), maxlen=0)
+        heads.append(reader.head)
+    return heads
 
 
 def copy_runs(names: Sequence[str], *, base: Path, into: Path) -> None:
@@ -96,7 +103,14 @@ def copy_runs(names: Sequence[str], *, base: Path, into: Path) -> None:
 
 
 def read_groups(
-    layer: Stored, folder: Path, *, names: Sequence[str], like: Provenance, seed: int, own: bool
+    layer: Stored,
+    folder: Path,
+    *,
+    names: Sequence[str],
+    like: Provenance,
+    environment: type[Environment],
+    seed: int,
+    own: bool,
 ) -> StoredGroups:
     """The groups a run was given.
 
@@ -105,11 +119,13 @@ def read_groups(
         folder: the run folder that holds the copies.
         names: every run that was copied, in order.
         like: of the run's own records: tokens must mean the same there.
+        environment: of the run: attempts at tasks of another world say nothing of this one.
         seed: of the run.
         own: whether the run makes records of its own to train on, whose ids must differ.
 
     Raises:
-        ExperimentError: recorded under another tokenizer, two records of one id, or nothing that counts.
+        ExperimentError: recorded under another tokenizer or in another environment, two records of one id, or nothing
+            that counts.
     """
     found: dict[tuple[int, int, int], list[Trajectory]] = {}
     seen: set[str] = set()
@@ -117,7 +133,7 @@ def read_groups(
         for record in RunReader(folder / STORED / f"{at}").trajectories(live=False):
             if record.key.purpose is not Purpose(layer.records):
                 continue
-            _check(record, like=like, where=name)
+            _check(record, like=like, environment=environment, where=name)
             if own and record.key.seed == seed and layer.records == "demonstration":
                 raise ExperimentError(
                     f"update.data.runs: `{name}` has this run's seed {seed}, so its records could have the ids of the "
@@ -165,10 +181,17 @@ def _reader(folder: Path) -> RunReader:
     return reader
 
 
-def _check(record: Trajectory, *, like: Provenance, where: str) -> None:
+def _check(record: Trajectory, *, like: Provenance, environment: type[Environment], where: str) -> None:
+    found = f"{record.environment.id}/{record.environment.version}"
+    own = f"{environment.id or environment.__name__}/{environment.version}"
     for name in _SHARED:
         if getattr(record.provenance, name) != getattr(like, name):
             raise ExperimentError(
                 f"update.data.runs: `{where}` was recorded with {name} {getattr(record.provenance, name)[:12]}, this "
                 f"run has {getattr(like, name)[:12]}; its tokens would mean something else"
             )
+    if found != own:
+        raise ExperimentError(
+            f"update.data.runs: `{where}` was recorded in environment {found}, and this run's is {own}; give runs of "
+            "the same environment and version"
+        )

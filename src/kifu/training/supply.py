@@ -155,6 +155,7 @@ class Supply:
                 self._bench.folder.root,
                 names=stored_names(self._bench.experiment),
                 like=self._bench.prepared.setting.provenance,
+                environment=self._bench.prepared.environment,
                 seed=self._bench.seed,
                 own=len(self._bench.stages) > 1,
             )
