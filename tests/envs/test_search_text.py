@@ -22,8 +22,8 @@ TASK = Task(
         "question": "On which river lies the town where Anna Bell was born?",
         "gold": "Wye",
         "passages": [*PASSAGES],
-        "first": "Anna Bell born",
-        "second": "Ashby river",
+        "first": "Anna Bell",
+        "second": "Ashby",
     },
 )
 

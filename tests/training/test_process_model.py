@@ -114,7 +114,8 @@ class TestUsed:
         """G_k = sum of gamma^(j-k) (paid_j + verdict at the end)."""
         known = {item.id: item for item in RunReader(run).trajectories()}
         for row in (row for line in read_plan(run) for row in line.rows):
-            record, expected, following = known[row.trajectory], [], 0.0
+            record, following = known[row.trajectory], 0.0
+            expected: list[float] = []
             for k in reversed(range(len(record.turns))):
                 verdict = float(record.reward or 0.0) if k == len(record.turns) - 1 else 0.0
                 following = row.paid[k] + verdict + 0.99 * following

@@ -103,10 +103,6 @@ class Bench:
         """The stage that step ``step`` belongs to; after the last step, the last stage."""
         return next((stage for stage in self.stages if step < stage.first + stage.steps), self.stages[-1])
 
-    def stage(self, name: str) -> Stage:
-        """The stage of that name."""
-        return next(stage for stage in self.stages if stage.name == name)
-
     def recorded(self, step: int) -> Mapping[str, Trajectory]:
         """What the record already held for a step (or an evaluation of a version) when the run was opened."""
         return self._recorded.get(step, {})

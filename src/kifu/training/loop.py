@@ -136,8 +136,8 @@ class Loop:
                 await self._publish(await asyncio.to_thread(self._bench.engine.trainer.publish))
         self._store.seal(step)
         if step + 1 == stage.stop:
-            await asyncio.to_thread(self._supply.fit, stage)
-            self._observer.reward_model = self._supply.reward_model_facts
+            await asyncio.to_thread(self._supply.scorers.fit, stage)
+            self._observer.reward_model = self._supply.scorers.facts
         self.progress.step, self._updating = step + 1, False
         closed, self.progress.ledger = self.progress.ledger, self.progress.ledger.next()
         if (
@@ -227,7 +227,7 @@ class Loop:
         step, version = self.progress.step, self.progress.version
         supplied = self._supply.give(stage, groups, step=step, version=version)
         trajectories = {**trajectories, **supplied.borrowed.records}
-        self._observer.reward_model = self._supply.reward_model_facts
+        self._observer.reward_model = self._supply.scorers.facts
         assembled = assemble(
             supplied.groups,
             algorithm=stage.algorithm,

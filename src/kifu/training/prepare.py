@@ -136,20 +136,7 @@ def prepare(loaded: Loaded, *, start: str | None = None) -> Prepared:
     check_declared(environment)
     loaded = _with_tasks(loaded, environment)
     stages = stages_of(experiment)
-    for stage in stages:
-        if stage.fits is None:
-            check_paid(experiment.model_copy(update={"credit": stage.credit}), stage.algorithm, environment)
-        check_values(stage.algorithm.plan, experiment, name=stage.method)
-        check_budget(stage)
-        check_stage(stage, experiment)
-        check_rollouts(
-            stage.algorithm.plan,
-            size=stage.update.group_size,
-            environment=environment,
-            name=stage.method,
-        )
-        if stage.demonstrations is not None:  # asked now, so that nothing was written when there is none
-            _script(environment, demonstration_task(environment, 0), seed=0, noise=0.0)
+    _check_stages(stages, experiment, environment)
     model = _model(loaded)
     tools = _tool_names(environment, experiment.environment.options)
     renderer = _renderer(experiment, environment, tools=tools, model=model)
@@ -206,6 +193,24 @@ def prepare(loaded: Loaded, *, start: str | None = None) -> Prepared:
     )
     _check_tasks(prepared)
     return prepared
+
+
+def _check_stages(stages: Sequence[Stage], experiment: Experiment, environment: type[Environment]) -> None:
+    """Refuse a stage that cannot work with this environment and this policy."""
+    for stage in stages:
+        if stage.fits is None:
+            check_paid(experiment.model_copy(update={"credit": stage.credit}), stage.algorithm, environment)
+        check_values(stage.algorithm.plan, experiment, name=stage.method)
+        check_budget(stage)
+        check_stage(stage, experiment)
+        check_rollouts(
+            stage.algorithm.plan,
+            size=stage.update.group_size,
+            environment=environment,
+            name=stage.method,
+        )
+        if stage.demonstrations is not None:  # asked now, so that nothing was written when there is none
+            _script(environment, demonstration_task(environment, 0), seed=0, noise=0.0)
 
 
 def _contexts(experiment: Experiment, stages: Sequence[Stage]) -> int:

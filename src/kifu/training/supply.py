@@ -14,10 +14,10 @@ from kifu.training.assemble import Assembled
 from kifu.training.bench import Bench
 from kifu.training.borrowed import Borrowed, Scored
 from kifu.training.credit_layers import StageModel
-from kifu.training.layers import LabellingStage, RankingStage, Stored
-from kifu.training.process_model import FittedProcess, fit_process_model
+from kifu.training.layers import Stored
 from kifu.training.replay import SuccessBuffer
-from kifu.training.reward_model import FittedModel, fit_reward_model
+from kifu.training.reward_model import FittedModel
+from kifu.training.scorers import Scorers
 from kifu.training.scoring import score_records, scorer_of
 from kifu.training.signals import paid_by_signals
 from kifu.training.stages import Stage
@@ -48,8 +48,7 @@ class Supply:
         before = (row for line in planned if line.step < step for row in line.rows)
         self._uses = {row.trajectory: row.times_used for row in before}
         self._stored: dict[Stored, StoredGroups] = {}
-        self._models: dict[str, FittedModel] = {}
-        self._processes: dict[str, FittedProcess] = {}
+        self.scorers = Scorers(bench)
         self._buffers: dict[int, SuccessBuffer] = {}
         self._held: int | None = None
 
@@ -67,23 +66,6 @@ class Supply:
     def stored_groups(self, stage: Stage, data: Stored, *, step: int) -> list[Group]:
         """The groups of a step that trains on records of other runs."""
         return self._groups(data).at(step - stage.first, prompts=stage.update.prompts_per_step)
-
-    @property
-    def reward_model_facts(self) -> Mapping[str, float | None]:
-        """How the run's scorers were fitted; the names of stages stand before the facts of theirs."""
-        found: dict[str, float | None] = {}
-        for name, model in self._models.items():
-            facts = {"pairs": model.pairs, "held_out": model.held_out, "accuracy": model.accuracy}
-            found |= {_fact(name, fact): value for fact, value in facts.items()}
-        for name, process in self._processes.items():
-            facts = {
-                "labels": process.labels,
-                "held_out": process.held_out,
-                "error": process.error,
-                "baseline_error": process.baseline_error,
-            }
-            found |= {_fact(name, fact): value for fact, value in facts.items()}
-        return found
 
     def begin(self, step: int, version: int) -> None:
         """A step starts from a version."""
@@ -103,50 +85,12 @@ class Supply:
         begun = self._begins.get(following.first)
         return now if begun is None else begun - (following.start is not None)
 
-    def fit(self, stage: Stage) -> None:
-        """Fit what a stage fits, from its own attempts, unless that was done."""
-        match stage.fits:
-            case RankingStage():
-                self._model_of(stage.name)
-            case LabellingStage():
-                self._process_of(stage.name)
-            case None:
-                pass
-
     def _reward_model(self, stage: Stage) -> FittedModel:
         source = stage.credit.reward_model
         if isinstance(source, StageModel):
-            return self._model_of(source.stage)
+            return self.scorers.reward_model(source.stage)
         assert source is not None
-        if "" not in self._models:
-            groups = self._groups(Stored(runs=source.runs)).groups
-            self._models[""] = fit_reward_model(groups, source, seed=self._bench.seed)
-        return self._models[""]
-
-    def _model_of(self, name: str) -> FittedModel:
-        if name not in self._models:
-            stage = self._bench.stage(name)
-            assert isinstance(stage.fits, RankingStage)
-            self._models[name] = fit_reward_model(self._own_groups(stage), stage.fits.fit, seed=self._bench.seed)
-        return self._models[name]
-
-    def _process_of(self, name: str) -> FittedProcess:
-        if name not in self._processes:
-            stage = self._bench.stage(name)
-            assert isinstance(stage.fits, LabellingStage)
-            self._processes[name] = fit_process_model(
-                self._own_groups(stage), stage.fits, rules=stage.rules, seed=self._bench.seed
-            )
-        return self._processes[name]
-
-    def _own_groups(self, stage: Stage) -> list[Group]:
-        """Every rollout of a stage, from the record."""
-        found: dict[tuple[int, int], list[Trajectory]] = {}
-        for item in RunReader(self._bench.folder.root).trajectories():
-            if item.key.purpose is Purpose.TRAIN and stage.first <= item.key.step < stage.stop:
-                found.setdefault((item.key.step, item.key.group), []).append(item)
-        members = [sorted(found[place], key=lambda item: item.key) for place in sorted(found)]
-        return [Group(task=items[0].task, members=tuple(items)) for items in members]
+        return self.scorers.given(source, self._groups(Stored(runs=source.runs)).groups)
 
     def _groups(self, data: Stored) -> StoredGroups:
         if data not in self._stored:
@@ -188,7 +132,7 @@ class Supply:
         scored = Scored(
             reference=score_records(members, engine=engine, max_nodes=max_nodes, reference=True) if members else {},
             model=model,
-            paid=paid_by_signals(stage, groups, model_of=self._process_of),
+            paid=paid_by_signals(stage, groups, model_of=self.scorers.process_model),
             present=score_records(present, engine=engine, max_nodes=max_nodes, reference=False) if present else {},
         )
         return Supplied(groups=groups, borrowed=borrowed, scored=scored)
@@ -221,7 +165,3 @@ class Supply:
         first = version if step == stage.first else self._begins[stage.first]
         scorer_of(self._bench.engine).hold(self._bench.kept(first))
         self._held = stage.first
-
-
-def _fact(stage: str, name: str) -> str:
-    return f"{stage}/{name}" if stage else name

@@ -22,6 +22,13 @@ _EACH = 5
 """People, towns, rivers and firms of one corpus."""
 
 
+QUERIES: Mapping[str, tuple[str, str]] = {
+    "river": ("{} born", "{} river"),
+    "firm": ("{} employed", "firm {} located"),
+}
+"""Family to the two queries of the demonstrator, with a gap for the name that each is about."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Names:
     """What a corpus is made of."""
@@ -194,7 +201,9 @@ class SearchText(Environment):
         rng = random.Random(f"search_text/{task.id}/{seed}")
         world = cls()
         world.reset(task, seed)
-        plan = [_call("search", str(query)) for query in (task.data["first"], task.data["second"])]
+        first, second = task.data["first"], task.data["second"]
+        queries = QUERIES[task.family]
+        plan = [_call("search", queries[0].format(first)), _call("search", queries[1].format(second))]
         calls: list[ToolCall | str] = []
         while world.desk.stop is None:
             missing = [call for call in plan if call not in calls]
@@ -233,15 +242,15 @@ def _draw(rng: random.Random, names: Names) -> tuple[dict[str, Json], str]:
     family = rng.choice(("river", "firm"))
     if family == "river":
         question, gold = f"On which river lies the town where {person} was born?", lies[born[person]]
-        first, second = f"{person} born", f"{born[person]} river"
+        second = born[person]
     else:
         question, gold = f"In which town is the firm located that employs {person}?", stands[works[person]]
-        first, second = f"{person} employed", f"firm {works[person]} located"
+        second = works[person]
     data: dict[str, Json] = {
         "question": question,
         "gold": gold,
         "passages": [*passages],
-        "first": first,
+        "first": person,
         "second": second,
     }
     return data, family

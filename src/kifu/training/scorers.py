@@ -1,0 +1,100 @@
+"""The scorers a run fits: reward models and process reward models, each once, from records.
+
+A fit is a function of records, settings and the seed of the run, so a resumed run that needs one fits the same again.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from kifu.records import Group, Purpose, Trajectory
+from kifu.records.reader import RunReader
+from kifu.training.bench import Bench
+from kifu.training.credit_layers import RewardModel
+from kifu.training.layers import LabellingStage, RankingStage
+from kifu.training.process_model import FittedProcess, fit_process_model
+from kifu.training.reward_model import FittedModel, fit_reward_model
+from kifu.training.stages import Stage
+
+
+class Scorers:
+    """Keeps what was fitted.
+
+    Args:
+        bench: stages, seed and record of the run.
+    """
+
+    def __init__(self, bench: Bench) -> None:
+        self._bench = bench
+        self._given: dict[RewardModel, FittedModel] = {}
+        self._ranked: dict[str, FittedModel] = {}
+        self._labelled: dict[str, FittedProcess] = {}
+
+    def fit(self, stage: Stage) -> None:
+        """Fit what a stage fits, from its own attempts, unless that was done."""
+        match stage.fits:
+            case RankingStage():
+                self.reward_model(stage.name)
+            case LabellingStage():
+                self.process_model(stage.name)
+            case None:
+                pass
+
+    def given(self, layer: RewardModel, groups: Sequence[Group]) -> FittedModel:
+        """A reward model of records of other runs."""
+        if layer not in self._given:
+            self._given[layer] = fit_reward_model(groups, layer, seed=self._bench.seed)
+        return self._given[layer]
+
+    def reward_model(self, name: str) -> FittedModel:
+        """The one that a stage of type ``ranking`` fits."""
+        if name not in self._ranked:
+            stage = self._stage(name)
+            assert isinstance(stage.fits, RankingStage)
+            self._ranked[name] = fit_reward_model(self._attempts(stage), stage.fits.fit, seed=self._bench.seed)
+        return self._ranked[name]
+
+    def process_model(self, name: str) -> FittedProcess:
+        """The one that a stage of type ``labelling`` fits."""
+        if name not in self._labelled:
+            stage = self._stage(name)
+            assert isinstance(stage.fits, LabellingStage)
+            self._labelled[name] = fit_process_model(
+                self._attempts(stage), stage.fits, rules=stage.rules, seed=self._bench.seed
+            )
+        return self._labelled[name]
+
+    @property
+    def facts(self) -> Mapping[str, float | None]:
+        """How each was fitted; the name of its stage stands before what a stage fitted."""
+        found: dict[str, float | None] = {}
+        for model in self._given.values():
+            found |= _facts(model, "")
+        for name, model in self._ranked.items():
+            found |= _facts(model, f"{name}/")
+        for name, process in self._labelled.items():
+            found |= {
+                f"{name}/labels": process.labels,
+                f"{name}/held_out": process.held_out,
+                f"{name}/error": process.error,
+                f"{name}/baseline_error": process.baseline_error,
+            }
+        return found
+
+    def _stage(self, name: str) -> Stage:
+        return next(stage for stage in self._bench.stages if stage.name == name)
+
+    def _attempts(self, stage: Stage) -> list[Group]:
+        """Every rollout of a stage, from the record."""
+        found: dict[tuple[int, int], list[Trajectory]] = {}
+        for item in RunReader(self._bench.folder.root).trajectories():
+            if item.key.purpose is Purpose.TRAIN and stage.first <= item.key.step < stage.stop:
+                found.setdefault((item.key.step, item.key.group), []).append(item)
+        members = [sorted(found[place], key=lambda item: item.key) for place in sorted(found)]
+        return [Group(task=items[0].task, members=tuple(items)) for items in members]
+
+
+def _facts(model: FittedModel, before: str) -> dict[str, float | None]:
+    return {
+        f"{before}pairs": model.pairs,
+        f"{before}held_out": model.held_out,
+        f"{before}accuracy": model.accuracy,
+    }
