@@ -124,6 +124,8 @@ def _spoil(node: ast.stmt) -> bool:
                 at_literal = 0 if _is_literal(arguments[0]) and not _is_literal(arguments[1]) else 1
                 arguments[at_literal] = _other(arguments[at_literal])
                 statement.value.func.attr = "assertEqual"  # type: ignore[attr-defined]
+            case ast.Expr(value=ast.Call(func=ast.Name(id="assert_equal"), args=[_, _, *_] as arguments)):
+                arguments[1] = _other(arguments[1])
             case ast.Assign() | ast.AnnAssign() | ast.Expr(value=ast.Constant()):
                 continue
             case _:

@@ -73,8 +73,23 @@ class Workshop:
     limits: Limits = field(default_factory=lambda: Limits(wall_s=120.0, cpu_s=20))
     require: frozenset[Guarantee] = DEFAULT_REQUIRED
 
-    def run(self, base: Tree, *, script: str, request: Json, policy: BoxPolicy | None = None) -> "Answered":
+    def run(
+        self,
+        base: Tree,
+        *,
+        script: str,
+        request: Json,
+        policy: BoxPolicy | None = None,
+        limits: Limits | None = None,
+    ) -> "Answered":
         """Run one of the judge's scripts in a fresh box and take what it wrote.
+
+        Args:
+            base: files of the box; with ``policy`` they are laid over its own.
+            script: path in the box.
+            request: given to it on standard input.
+            policy: of the box.
+            limits: of the call; the workshop's when None.
 
         Raises:
             VerifierFailure: the box could not be had, or the command could not begin.
@@ -88,7 +103,9 @@ class Workshop:
                 if policy is not None:
                     box.write(base)
                 argv = (self.interpreter, script) if self.is_warm else (self.interpreter, "-I", "-B", script)
-                command = Command(argv=argv, stdin=canonical(request), limits=self.limits, is_warm=self.is_warm)
+                command = Command(
+                    argv=argv, stdin=canonical(request), limits=limits or self.limits, is_warm=self.is_warm
+                )
                 ran = box.run(command)
             finally:
                 box.close()

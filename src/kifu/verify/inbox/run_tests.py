@@ -64,7 +64,7 @@ def main() -> None:
     sys.path[:0] = request["libraries"]
     _find_again(request["libraries"])
     pytest = importlib.import_module("pytest")
-    sys.path += [request["tests"], *request["roots"]]
+    sys.path += request["roots"]
     sys.dont_write_bytecode = True
     plugin = Outcomes(request["order"])
     tests = request["tests"]
