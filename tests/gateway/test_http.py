@@ -226,6 +226,7 @@ async def test_administration_opens_lists_and_seals(serve: Serve, turns: Turns, 
     ("path", "body", "field"),
     [
         ("/v1/chat/completions", {**chat(), "audio": {}}, "audio"),
+        ("/v1/chat/completions", {**chat(), "logprobs": True, "top_logprobs": 2}, "top_logprobs"),
         ("/v1/chat/completions", {**chat(), "frequency_penalty": 0.5}, "frequency_penalty"),
         ("/v1/chat/completions", {**chat(), "logit_bias": {"5": 1}}, "logit_bias"),
         ("/v1/chat/completions", {**chat(), "max_tokens": -1}, "max_tokens"),

@@ -37,6 +37,13 @@ def decide(asked: Asked, *, serving: Serving, purpose: Purpose, room: int, rende
         Refusal: the sampler does not apply a transform that was asked for.
     """
     wanted = asked.decoding
+    if asked.top_logprobs:
+        name = "logprobs" if asked.api == "completions" else "top_logprobs"
+        raise Refusal(
+            f"{name}: only the sampled token's logprob is on record, no alternatives; ask without them",
+            field=name,
+            code="unsupported_value",
+        )
     if wanted.biased and not serving.applies_biases:
         name = next(iter(wanted.biased))
         raise Refusal(

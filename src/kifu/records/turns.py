@@ -93,7 +93,7 @@ class Event:
     """
 
     kind: str
-    """``context.<what>``, ``memory.read`` / ``memory.write`` or ``state.kept``."""
+    """``context.<what>``, ``memory.read`` / ``memory.write``, ``state.kept`` or ``capture.<what>``."""
     detail: Mapping[str, Json] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
