@@ -190,7 +190,14 @@ class BwrapBox:
     def _arguments(self, command: Command) -> list[str]:
         """What may not stand on a command line, because the box could read it there."""
         tmp = str(command.limits.tmp_bytes)
-        words = ["--unshare-all", "--disable-userns", "--die-with-parent", "--new-session", "--clearenv"]
+        words = [
+            "--unshare-all",
+            "--unshare-user",
+            "--disable-userns",
+            "--die-with-parent",
+            "--new-session",
+            "--clearenv",
+        ]
         words += [
             "--cap-drop",
             "ALL",
@@ -230,7 +237,7 @@ class BwrapBox:
             "/dev/shm",
         ]
         words += ["--bind", str(self.path), WORK, "--chdir", f"{WORK}/{command.cwd}".rstrip("/")]
-        words += ["--remount-ro", "/"]
+        words += ["--remount-ro", "/dev", "--remount-ro", "/"]
         for name, value in {**BASE_ENV, **dict(command.env)}.items():
             words += ["--setenv", name, value]
         return words

@@ -22,7 +22,7 @@ _FAMILIES = {"AF_INET": 2, "AF_INET6": 10, "AF_NETLINK": 16, "AF_PACKET": 17, "A
 _HOST_FOLDERS = ("/root", "/home", "/var", "/sys", "/run", "/boot", "/srv", "/etc/shadow", "/etc/ssh", "/host")
 _CALLS = {
     # name: number and arguments on x86_64; the second number is aarch64's
-    "ptrace": ((101, 117), (0, 0, 0, 0)),
+    "ptrace": ((101, 117), (16, 0, 0, 0)),
     "io_uring_setup": ((425, 425), (1, 0)),
     "keyctl": ((250, 219), (0, -3, 1)),
     "bpf": ((321, 280), (0, 0, 0)),
@@ -99,12 +99,14 @@ def ipc_private(facts: dict) -> str:  # type: ignore[type-arg]
 
 def no_secrets(facts: dict) -> str:  # type: ignore[type-arg]
     """Find the host's environment, descriptors or paths."""
-    found = [name for name in os.environ if name not in ("PATH", "HOME", "LANG", "LC_CTYPE")]
+    found = [name for name in os.environ if name not in ("PATH", "HOME", "LANG", "LC_CTYPE", "PWD")]
     for handle in os.listdir("/proc/self/fd"):
         target = _link(f"/proc/self/fd/{handle}")
         if int(handle) > 2 and target and not target.endswith("/fd"):
             found.append(f"descriptor {handle} -> {target}")
     for path in ("/proc/1/cmdline", "/proc/self/mountinfo"):
+        if not os.path.exists(path):
+            continue
         with open(path, "rb") as source:
             text = source.read()
         found += [f"{path} names {secret}" for secret in facts["paths"] if secret.encode() in text]
@@ -197,7 +199,9 @@ def survive(facts: dict) -> str:  # type: ignore[type-arg]
                 out.write(b".")
                 time.sleep(0.002)
         os._exit(0)
-    time.sleep(0.02)
+    end = time.monotonic() + 30
+    while not os.path.exists("survivor") and time.monotonic() < end:
+        time.sleep(0.002)
     return ""
 
 
@@ -210,9 +214,10 @@ def hang(facts: dict) -> str:  # type: ignore[type-arg]
 
 
 def flood(facts: dict) -> str:  # type: ignore[type-arg]
-    """Write without end."""
-    while True:
+    """Write far more than is allowed."""
+    for _ in range(128):
         os.write(1, b"x" * 65536)
+    return "wrote all of it"
 
 
 def hoard(facts: dict) -> str:  # type: ignore[type-arg]
@@ -221,9 +226,9 @@ def hoard(facts: dict) -> str:  # type: ignore[type-arg]
         if os.fork() == 0:
             held = bytearray(facts["mem_total_bytes"] // 2)
             held[::4096] = b"x" * len(held[::4096])
-            time.sleep(10)
+            time.sleep(8)
             os._exit(0)
-    time.sleep(10)
+    time.sleep(8)
     return "held more than its share"
 
 

@@ -4,34 +4,16 @@ import hashlib
 import threading
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Self, assert_never
+from typing import Self
 
 from kifu.errors import SandboxFailure
 from kifu.records import Json
-from kifu.sandbox.contract import Box, Command, Denied, Export, Guarantee, Proof, Ran, Reason, Wanted
+from kifu.sandbox.acting import act
+from kifu.sandbox.contract import Box, Denied, Export, Guarantee, Proof, Reason, Wanted
 from kifu.sandbox.effects import EffectLog
-from kifu.sandbox.patches import parse_patch, patched
 from kifu.sandbox.policy import CallResult, Policy
-from kifu.sandbox.tools import (
-    Given,
-    ListTool,
-    PatchTool,
-    ReadTool,
-    RunTool,
-    Tool,
-    WriteTool,
-    check_arguments,
-    fill,
-    find_tool,
-)
+from kifu.sandbox.tools import Given, check_arguments, find_tool
 from kifu.sandbox.tree import Tree
-
-_SPEAKS = {
-    Reason.TIMEOUT: "The call took too long and was stopped.",
-    Reason.OUTPUT_LIMIT: "The call wrote too much and was stopped.",
-    Reason.MEM_LIMIT: "The call used too much memory and was stopped.",
-    Reason.SETUP_FAILED: "The call could not be started.",
-}
 
 
 class Snapshot:
@@ -105,7 +87,7 @@ class Sandbox:
                 return CallResult(tool=tool, reason=Reason.DENIED, message=str(error))
             pending = self.log.begin("call", tool=tool, arguments=_plain(given)) if self.log else None
             try:
-                result = self._do(found, values)
+                result = act(self._box, found, values=values, limits=self.policy.limits)
             except SandboxFailure:
                 if self.log and pending:
                     self.log.end(pending, reason="sandbox_error")
@@ -172,61 +154,6 @@ class Sandbox:
     ) -> None:
         self.close()
 
-    def _do(self, tool: Tool, values: Mapping[str, tuple[str, ...]]) -> CallResult:
-        try:
-            match tool:
-                case RunTool():
-                    return self._run(tool, values)
-                case ReadTool():
-                    return self._read(tool, values["path"][0])
-                case ListTool():
-                    return self._list(tool, values["pattern"])
-                case WriteTool():
-                    self._box.write(Tree.of({values["path"][0]: values["text"][0]}))
-                case PatchTool():
-                    self._box.write(patched(parse_patch(values["patch"][0]), self._present))
-                case _ as unreachable:
-                    assert_never(unreachable)
-        except Denied as error:
-            return CallResult(tool=tool.name, reason=Reason.DENIED, message=str(error))
-        return CallResult(tool=tool.name, reason=Reason.EXIT, code=0, out=b"done\n")
-
-    def _run(self, tool: RunTool, values: Mapping[str, tuple[str, ...]]) -> CallResult:
-        limits = tool.limits or self.policy.limits
-        command = Command(
-            argv=fill(tool, values),
-            env=tool.env,
-            cwd=tool.cwd,
-            stdin="".join(values[tool.stdin.name]).encode() if tool.stdin else b"",
-            limits=limits,
-            network=tool.network,
-            is_warm=tool.is_warm,
-        )
-        return _result(tool.name, self._box.run(command))
-
-    def _read(self, tool: ReadTool, path: str) -> CallResult:
-        found = self._box.read(Wanted(patterns=(_literal(path),), max_files=1, max_bytes=tool.max_bytes))
-        if path in found.tree.files:
-            data = found.tree.files[path]
-            return CallResult(tool=tool.name, reason=Reason.EXIT, code=0, out=data, total_bytes=len(data))
-        why = found.refused[0][1] if found.refused else "no such file"
-        return CallResult(tool=tool.name, reason=Reason.EXIT, code=1, err=f"{path}: {why}\n".encode())
-
-    def _list(self, tool: ListTool, pattern: tuple[str, ...]) -> CallResult:
-        patterns = pattern or ("**",)
-        found = self._box.read(Wanted(patterns=patterns, max_files=tool.max_files, with_data=False))
-        lines = "".join(f"{path}\t{size.decode()}\n" for path, size in found.tree.files.items())
-        more = "" if found.is_complete else "there are more files than are listed\n"
-        return CallResult(
-            tool=tool.name, reason=Reason.EXIT, code=0, out=lines.encode(), err=more.encode(), is_truncated=bool(more)
-        )
-
-    def _present(self, paths: list[str]) -> Tree:
-        if not paths:
-            return Tree()
-        wanted = Wanted(patterns=tuple(map(_literal, paths)), max_files=len(paths), max_bytes=64 << 20)
-        return self._box.read(wanted).tree
-
     def _note(
         self,
         kind: str,
@@ -237,23 +164,6 @@ class Sandbox:
     ) -> None:
         if self.log is not None:
             self.log.note(kind, tool=tool, arguments=arguments, facts=facts)
-
-
-def _result(tool: str, ran: Ran) -> CallResult:
-    return CallResult(
-        tool=tool,
-        reason=ran.reason,
-        code=ran.code,
-        signal=ran.signal,
-        out=ran.out,
-        err=ran.err,
-        total_bytes=ran.total_bytes,
-        is_truncated=ran.total_bytes > len(ran.out) + len(ran.err),
-        wall_s=ran.wall_s,
-        cpu_s=ran.cpu_s,
-        peak_bytes=ran.peak_bytes,
-        message=f"Killed by signal {ran.signal}." if ran.signal else _SPEAKS.get(ran.reason, ""),
-    )
 
 
 def _facts_of(result: CallResult) -> dict[str, Json]:
@@ -272,11 +182,6 @@ def _measured(result: CallResult) -> dict[str, float]:
         "peak_bytes": result.peak_bytes,
         "total_bytes": result.total_bytes,
     }
-
-
-def _literal(path: str) -> str:
-    """A pattern that only this path fits."""
-    return "".join(f"[{char}]" if char in "*?[" else char for char in path)
 
 
 def _plain(given: Mapping[str, object]) -> dict[str, Json]:

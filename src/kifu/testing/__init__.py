@@ -3,6 +3,7 @@
 from kifu.testing.algorithms import AlgorithmCheckError, check_algorithm, trial_gradient
 from kifu.testing.environments import check_env
 from kifu.testing.samplers import SamplerCheck, SamplerCheckError, Steps, check_sampler
+from kifu.testing.sandboxes import SandboxCheckError, check_sandbox
 from kifu.testing.trainers import TrainerCheck, TrainerCheckError, check_trainer
 from kifu.testing.trials import Shape
 
@@ -10,6 +11,7 @@ __all__ = [
     "AlgorithmCheckError",
     "SamplerCheck",
     "SamplerCheckError",
+    "SandboxCheckError",
     "Shape",
     "Steps",
     "TrainerCheck",
@@ -17,6 +19,7 @@ __all__ = [
     "check_algorithm",
     "check_env",
     "check_sampler",
+    "check_sandbox",
     "check_trainer",
     "trial_gradient",
 ]

@@ -1,5 +1,7 @@
 """The `ns` back-end: Linux namespaces, overlays and a system-call filter; the same as root and as anybody else."""
 
+import os
+import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable
@@ -7,6 +9,7 @@ from collections.abc import Iterable
 from kifu.errors import ArgumentError
 from kifu.sandbox.contract import BoxPolicy, Mount, Proof
 from kifu.sandbox.ns.box import NsBox, send_tree
+from kifu.sandbox.ns.filter import ARCHES
 from kifu.sandbox.ns.server import ForkServer, ServerSpec, StartError
 from kifu.sandbox.remedies import remedy_of
 from kifu.sandbox.selftest import SELF_TEST, run_self_test
@@ -116,6 +119,10 @@ class NsBackend:
             return made
 
     def _prove(self) -> Proof:
+        obstacle = _obstacle()
+        if obstacle:
+            problem = f"stopped at `{obstacle[0]}`: {obstacle[1]}"
+            return Proof(backend=self.name, problem=problem, remedy=remedy_of(obstacle[0], None))
         try:
             box = self.open(BoxPolicy(base=Tree(), limits=SELF_TEST))
         except StartError as error:
@@ -126,6 +133,15 @@ class NsBackend:
             return run_self_test(self.name, box)
         finally:
             box.close()
+
+
+def _obstacle() -> tuple[str, str] | None:
+    """What no attempt can get over: the step's name and what was found."""
+    if sys.platform != "linux":
+        return "platform", f"this is {sys.platform}"
+    if os.uname().machine not in ARCHES:
+        return "architecture", f"this is {os.uname().machine}"
+    return None
 
 
 class LayerCache:

@@ -66,7 +66,7 @@ def serve_call(request: dict, handles: list[int], box: str) -> None:  # type: ig
 
 def _confine(request: dict, box: str) -> None:  # type: ignore[type-arg]
     off = set(request["without"])
-    map_ids(inside=BOX_USER, outside=(0, 0))
+    map_ids(inside=0 if "capabilities" in off else BOX_USER, outside=(0, 0))
     if "uts_ns" not in off:
         set_hostname("box")
     if request["network"] == "loopback":
@@ -87,11 +87,11 @@ def _confine(request: dict, box: str) -> None:  # type: ignore[type-arg]
 
 
 def _start(request: dict, handles: list[int]) -> int:  # type: ignore[type-arg]
+    if "close_fds" in request["without"]:
+        os.set_inheritable(handles[3], True)
     if request["warm"] or request["probe"]:
         return _start_warm(request, handles)
     actions = [(os.POSIX_SPAWN_DUP2, handle, number) for number, handle in enumerate(handles[:3])]
-    if "close_fds" in request["without"]:
-        os.set_inheritable(handles[3], True)
     return os.posix_spawn(
         request["argv"][0],
         request["argv"],
@@ -168,5 +168,5 @@ def _await(pid: int) -> int:
     """Reap everything until the command itself has ended; what it left behind dies with this process."""
     while True:
         ended, status = os.waitpid(-1, 0)
-        if ended == pid:
+        if ended == pid and not os.WIFSTOPPED(status):
             return status

@@ -89,7 +89,8 @@ def enter_root(box: str, request: dict, off: set[str]) -> None:  # type: ignore[
     if "pid_ns" in off:
         mount("/proc", "/r/proc", flags=MS_BIND | MS_REC)
     else:
-        mount("proc", "/r/proc", kind="proc", flags=flags | MS_NOEXEC)
+        # What may not be traced is not listed: process 1 belongs to this user too, but cannot be looked into.
+        mount("proc", "/r/proc", kind="proc", flags=flags | MS_NOEXEC, options="hidepid=ptraceable")
     if "static_proc" not in off:
         for name in STATIC_PROC:
             mount(f"/p/{name.replace('/', '_')}", f"/r/proc/{name}", flags=MS_BIND)

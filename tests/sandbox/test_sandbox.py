@@ -1,0 +1,321 @@
+"""The sandbox as an environment uses it: typed calls, snapshots, branches, limits, the log of effects."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kifu.errors import SandboxFailure, UsageError
+from kifu.sandbox import (
+    EffectFile,
+    Entry,
+    Guarantee,
+    Kind,
+    Limits,
+    ListTool,
+    Many,
+    Mount,
+    NsBackend,
+    PatchTool,
+    Policy,
+    ReadTool,
+    Reason,
+    RelPath,
+    RunTool,
+    Sandbox,
+    SandboxUnavailable,
+    Slot,
+    Tree,
+    Wanted,
+    WriteTool,
+    check_effects,
+    open_sandbox,
+    python,
+    shell,
+)
+from kifu.testing import check_sandbox
+
+BASE = Tree.of({"a.py": "x = 1\ny = 2\n", "src/b.txt": "b"})
+TOOLS = (shell(), python(), ReadTool(max_bytes=100), WriteTool(max_bytes=100), ListTool(), PatchTool())
+LIMITS = Limits(wall_s=60.0)
+POLICY = Policy(base=BASE, tools=TOOLS, limits=LIMITS)
+
+
+@pytest.fixture(scope="module")
+def backend() -> Iterator[NsBackend]:
+    made = NsBackend()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def sandbox(backend: NsBackend) -> Iterator[Sandbox]:
+    with open_sandbox(POLICY, backends=[backend]) as made:
+        yield made
+
+
+def test_the_namespace_backend_keeps_its_contract_and_proves_all_it_claims(backend: NsBackend) -> None:
+    held = check_sandbox(backend)
+    assert held == frozenset(Guarantee) - {Guarantee.MEM_HARD, Guarantee.KERNEL_SEPARATE}
+
+
+def test_a_call_reports_code_output_and_errors(sandbox: Sandbox) -> None:
+    result = sandbox.call("bash", {"command": "echo out; echo err >&2; exit 3"})
+    assert (result.reason, result.code, result.out, result.err) == (Reason.EXIT, 3, b"out\n", b"err\n")
+    assert not result.is_ok
+    assert result.text == "out\nerr"
+    assert result.cpu_s > 0
+    assert result.peak_bytes > 1 << 20
+
+
+def test_code_reaches_the_interpreter_by_its_input(sandbox: Sandbox) -> None:
+    assert sandbox.call("python", {"code": "print(sum(range(5)))"}).out == b"10\n"
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments", "why"),
+    [
+        ("rm", {}, "no tool `rm`"),
+        ("bash", {}, "is missing"),
+        ("bash", {"command": "true", "user": "root"}, "no argument"),
+        ("read_file", {"path": "../x"}, "goes up"),
+        ("write_file", {"path": "a", "text": "x" * 101}, "at most 100"),
+        ("apply_patch", {"patch": "--- a/../x\n+++ b/../x\n@@ -0,0 +1 @@\n+x\n"}, "goes up"),
+        ("write_file", {"path": "src", "text": "x"}, "is a folder"),
+    ],
+)
+def test_what_the_policy_may_not_do_is_denied_and_changes_nothing(
+    sandbox: Sandbox, tool: str, arguments: dict[str, str], why: str
+) -> None:
+    result = sandbox.call(tool, arguments)
+    assert (result.reason, result.code) == (Reason.DENIED, None)
+    assert why in result.message
+    assert sandbox.export(Wanted(patterns=("**",))).tree.files == BASE.files
+
+
+def test_files_are_read_written_listed_and_patched(sandbox: Sandbox) -> None:
+    assert sandbox.call("read_file", {"path": "a.py"}).out == b"x = 1\ny = 2\n"
+    assert sandbox.call("read_file", {"path": "none"}).text == "none: no such file"
+    assert sandbox.call("write_file", {"path": "new/c[1].txt", "text": "c"}).is_ok
+    assert sandbox.call("read_file", {"path": "new/c[1].txt"}).out == b"c"
+    assert sandbox.call("list_files", {"pattern": "**/*.txt"}).out == b"new/c[1].txt\t1\nsrc/b.txt\t1\n"
+    patch = "--- a/a.py\n+++ b/a.py\n@@ -1,2 +1,3 @@\n x = 1\n-y = 2\n+y = 3\n+z = 4\n"
+    assert sandbox.call("apply_patch", {"patch": patch}).is_ok
+    assert sandbox.call("bash", {"command": "cat a.py"}).out == b"x = 1\ny = 3\nz = 4\n"
+    assert sandbox.call("apply_patch", {"patch": patch}).reason is Reason.DENIED
+
+
+def test_a_file_above_its_cap_is_not_read(sandbox: Sandbox) -> None:
+    sandbox.call("bash", {"command": "yes | head -c 200 > big"})
+    result = sandbox.call("read_file", {"path": "big"})
+    assert (result.code, result.out) == (1, b"")
+    assert "more than 100 bytes" in result.text
+
+
+def test_a_call_out_of_time_is_over_soon_and_says_so(backend: NsBackend) -> None:
+    policy = Policy(tools=(shell(),), limits=Limits(wall_s=0.2))
+    with open_sandbox(policy, backends=[backend]) as sandbox:
+        start = time.monotonic()
+        result = sandbox.call("bash", {"command": "trap '' TERM INT; echo begun; sleep 60"})
+        assert result.reason is Reason.TIMEOUT
+        assert "too long" in result.text
+        assert time.monotonic() - start < 20
+        assert sandbox.call("bash", {"command": "true"}).reason in (Reason.EXIT, Reason.TIMEOUT)
+
+
+def test_ten_gigabytes_of_output_are_cut_off(backend: NsBackend) -> None:
+    policy = Policy(tools=(shell(),), limits=Limits(wall_s=60, output_kill_bytes=1 << 20, output_keep_bytes=4096))
+    with open_sandbox(policy, backends=[backend]) as sandbox:
+        result = sandbox.call("bash", {"command": "yes | head -c 10000000000"})
+    assert result.reason is Reason.OUTPUT_LIMIT
+    assert len(result.out) == 4096
+    assert result.total_bytes < 16 << 20
+
+
+def test_a_missing_interpreter_is_told_apart_from_a_failing_one(backend: NsBackend) -> None:
+    tool = RunTool(name="ruby", argv=("/opt/ruby/bin/ruby", "-e", "1"))
+    with open_sandbox(Policy(tools=(tool, shell()), limits=LIMITS), backends=[backend]) as sandbox:
+        missing = sandbox.call("ruby")
+        assert (missing.reason, missing.code) == (Reason.SETUP_FAILED, None)
+        assert sandbox.call("bash", {"command": "/opt/ruby/bin/ruby"}).code == 127
+
+
+def test_a_signal_is_told_apart_from_a_code(sandbox: Sandbox) -> None:
+    result = sandbox.call("bash", {"command": "kill -SEGV $$"})
+    assert (result.reason, result.code, result.signal) == (Reason.SIGNAL, None, 11)
+
+
+def test_reset_goes_back_to_the_start_or_to_a_snapshot(sandbox: Sandbox) -> None:
+    sandbox.call("bash", {"command": "rm a.py; mkdir a.py; echo 1 > a.py/one"})
+    snapshot = sandbox.snapshot()
+    sandbox.call("bash", {"command": "rm -rf *"})
+    sandbox.reset(snapshot)
+    assert sandbox.export(Wanted(patterns=("**",))).tree.files == {"a.py/one": b"1\n", "src/b.txt": b"b"}
+    sandbox.reset()
+    assert sandbox.export(Wanted(patterns=("**",))).tree.files == BASE.files
+    snapshot.close()
+
+
+def test_sixty_four_branches_are_apart(sandbox: Sandbox) -> None:
+    sandbox.call("bash", {"command": "echo common > c"})
+    snapshot = sandbox.snapshot()
+    branches = [sandbox.fork(snapshot) for _ in range(64)]
+    for number in (0, 31, 63):
+        branches[number].call("bash", {"command": f"echo {number} > mine"})
+    seen = [branches[number].export(Wanted(patterns=("*",))).tree.files for number in (0, 31, 63, 1)]
+    assert [files.get("mine") for files in seen] == [b"0\n", b"31\n", b"63\n", None]
+    assert all(files["c"] == b"common\n" for files in seen)
+    for branch in branches:
+        branch.close()
+    snapshot.close()
+
+
+def test_fifty_snapshots_deep_a_box_still_works_and_all_is_given_back(backend: NsBackend) -> None:
+    with open_sandbox(POLICY, backends=[backend]) as first:
+        first.call("bash", {"command": "true"})
+    before = _held(backend)
+    with open_sandbox(POLICY, backends=[backend]) as sandbox:
+        snapshots = []
+        for number in range(50):
+            sandbox.put(Tree.of({f"f{number}": str(number)}))
+            snapshots.append(sandbox.snapshot())
+        listed = sandbox.call("list_files", {"pattern": "f*"}).out.splitlines()
+        assert len(listed) == 50
+        sandbox.reset(snapshots[9])
+        assert len(sandbox.call("list_files", {"pattern": "f*"}).out.splitlines()) == 10
+        for snapshot in snapshots:
+            snapshot.close()
+    assert _held(backend) == before
+
+
+def _held(backend: NsBackend) -> list[tuple[object, ...]]:
+    names = ("boxes", "layers", "sheets", "overlays", "folders", "handles", "processes")
+    return [tuple(state[name] for name in names) for state in backend.state()]
+
+
+def test_the_disk_limit_holds_over_snapshots(backend: NsBackend) -> None:
+    policy = Policy(tools=(shell(),), limits=Limits(wall_s=60, disk_bytes=2 << 20))
+    with open_sandbox(policy, backends=[backend]) as sandbox:
+        codes = []
+        for number in range(4):
+            codes.append(sandbox.call("bash", {"command": f"head -c 900000 /dev/zero > f{number}"}).code)
+            sandbox.snapshot()
+        assert codes == [0, 0, 1, 1]
+
+
+def test_a_mount_is_shown_read_only_and_without_its_host_path(backend: NsBackend, tmp_path: Path) -> None:
+    shown = Path(f"/var/tmp/kifu-mount-{tmp_path.name}-{time.monotonic_ns()}")
+    shown.mkdir()
+    try:
+        (shown / "tool.txt").write_text("a tool")
+        shown.chmod(0o755)
+        policy = Policy(tools=(shell(),), limits=LIMITS, mounts=(Mount(source=str(shown), target="/opt/tools"),))
+        with open_sandbox(policy, backends=[backend]) as sandbox:
+            command = "cat /opt/tools/tool.txt; echo x > /opt/tools/x; cat /proc/self/mountinfo"
+            result = sandbox.call("bash", {"command": command})
+        assert result.out.startswith(b"a tool")
+        assert b"Read-only" in result.err
+        assert str(shown).encode() not in result.out
+    finally:
+        for path in (shown / "tool.txt", shown / "x"):
+            path.unlink(missing_ok=True)
+        shown.rmdir()
+
+
+def test_many_paths_become_arguments_of_their_own(backend: NsBackend) -> None:
+    paths = Slot(name="paths", kind=Many(of=RelPath(under="src"), max_count=2))
+    policy = Policy(base=BASE, tools=(RunTool(name="count", argv=("/usr/bin/wc", "-c", paths)),), limits=LIMITS)
+    with open_sandbox(policy, backends=[backend]) as sandbox:
+        assert sandbox.call("count", {"paths": ["src/b.txt"]}).out == b"1 src/b.txt\n"
+        assert sandbox.call("count", {"paths": ["a.py"]}).reason is Reason.DENIED
+        assert sandbox.call("count", {"paths": ["src/b"] * 3}).reason is Reason.DENIED
+
+
+def test_a_server_and_its_client_meet_on_a_loopback_of_their_own(backend: NsBackend) -> None:
+    code = """
+import socket, threading
+server = socket.create_server(("127.0.0.1", 8080))
+threading.Thread(target=lambda: server.accept()[0].sendall(b"hello")).start()
+print(socket.create_connection(("127.0.0.1", 8080)).recv(5))
+"""
+    slot = Slot(name="code", kind=python().stdin.kind)  # type: ignore[union-attr]
+    for network, expected in (("loopback", b"b'hello'\n"), ("none", b"")):
+        tool = RunTool(name="serve", argv=("/usr/bin/python3", "-"), stdin=slot, network=network)  # type: ignore[arg-type]
+        with open_sandbox(Policy(tools=(tool,), limits=LIMITS), backends=[backend]) as sandbox:
+            assert sandbox.call("serve", {"code": code}).out == expected
+
+
+def test_everything_done_stands_in_the_log_of_effects(backend: NsBackend, tmp_path: Path) -> None:
+    file = EffectFile(tmp_path / "effects.jsonl")
+    with open_sandbox(POLICY, backends=[backend], log=file.chain("episode")) as sandbox:
+        sandbox.call("bash", {"command": "echo hi"})
+        sandbox.call("nothing", {"x": "\ud800"})
+        branch = sandbox.fork()
+        branch.call("bash", {"command": "exit 4"})
+        branch.close()
+        sandbox.put(Tree.of({"z": "z"}))
+        sandbox.export(Wanted(patterns=("z",)))
+        assert sandbox.log is not None
+        head = sandbox.log.head
+    file.close()
+    report = check_effects(tmp_path / "effects.jsonl", anchors=[head])
+    assert report.problems == ()
+    text = (tmp_path / "effects.jsonl").read_text()
+    for part in ('"denied"', '"put"', '"export"', '"backend":"ns"', '"isolation":"proved"', '"code":4', "episode/1"):
+        assert part in text
+
+
+def test_a_lost_fork_server_is_a_failure_of_the_sandbox_and_the_next_box_has_another() -> None:
+    backend = NsBackend()
+    try:
+        sandbox = open_sandbox(POLICY, backends=[backend])
+        (pid,) = backend.pids()
+        os.kill(pid, signal.SIGKILL)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        with pytest.raises(SandboxFailure):
+            sandbox.call("bash", {"command": "true"})
+        sandbox.close()
+        with open_sandbox(POLICY, backends=[backend]) as second:
+            assert second.call("bash", {"command": "true"}).is_ok
+    finally:
+        backend.close()
+
+
+def test_a_closed_sandbox_refuses_calls(backend: NsBackend) -> None:
+    sandbox = open_sandbox(POLICY, backends=[backend])
+    sandbox.close()
+    sandbox.close()
+    with pytest.raises(SandboxFailure, match="closed"):
+        sandbox.call("bash", {"command": "true"})
+
+
+def test_equal_trees_have_equal_digests_and_a_bit_changes_them() -> None:
+    one = Tree((Entry(path="b", data=b"1"), Entry(path="a", data=b"2")))
+    assert one.digest == Tree.of({"a": "2", "b": "1"}).digest
+    others = [
+        Tree.of({"a": "2", "b": "2"}),
+        Tree.of({"a": "2"}),
+        Tree((Entry(path="a", data=b"2"), Entry(path="b", data=b"1", is_executable=True))),
+        Tree((Entry(path="a", data=b"2"), Entry(path="b", data=b"1", kind=Kind.LINK))),
+    ]
+    assert len({one.digest, *(tree.digest for tree in others)}) == 5
+
+
+def test_the_same_call_twice_gives_the_same_bytes(sandbox: Sandbox) -> None:
+    """What differs between machines and moments is not visible."""
+    command = "cd /proc; cat cpuinfo meminfo uptime loadavg version stat; hostname; id; env | sort; ls -a / /dev"
+    assert sandbox.call("bash", {"command": command}).out == sandbox.call("bash", {"command": command}).out
+
+
+def test_a_policy_that_requires_more_than_is_proved_is_refused(backend: NsBackend) -> None:
+    policy = Policy(require=frozenset({Guarantee.KERNEL_SEPARATE}))
+    with pytest.raises(SandboxUnavailable, match="`ns` lacks kernel_separate"):
+        open_sandbox(policy, backends=[backend])
+
+
+def test_an_unknown_backend_is_named_with_the_nearest() -> None:
+    with pytest.raises(UsageError, match="did you mean `bwrap`"):
+        open_sandbox(POLICY, backends=["bwarp"])
