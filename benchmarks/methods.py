@@ -6,9 +6,10 @@
     python benchmarks/methods.py --table                             only writes the page again
 
 An update collects 32 episodes whatever the method: 4 tasks of 8 attempts, or 32 tasks of 1 for methods that compare no
-attempts. Methods that learn from records get those of a finished run of `reinforce` with the same seed. Every run is a
-process of its own; what is finished is kept in `--runs`, one line each in results.jsonl, and an interrupted run is
-resumed. No setting was searched for: the options are the published ones unless the table says otherwise.
+attempts. Methods that learn from records get those of a finished run of `reinforce` with the same seed, and the reward
+model of `rlhf_ppo` those of `grpo`. Every run is a process of its own; what is finished is kept in `--runs`, one line
+each in results.jsonl, and an interrupted run is resumed. No setting was searched for: options are the published ones
+unless the table says otherwise.
 """
 
 import argparse
@@ -37,6 +38,9 @@ BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"
 EPISODES, GROUP = 32, 8
 SOURCE = "reinforce"
 """Whose records the offline methods learn from."""
+RANKED = "grpo"
+"""Whose attempts, several at a task, a reward model is fitted to."""
+TEXT_STEPS = 6
 
 WORLDS: Mapping[str, Path] = {
     "key_door": TOP / "recipes" / "key_door.toml",
@@ -61,8 +65,8 @@ ELSEWHERE: Mapping[str, tuple[str, ...]] = {
     "grpo": ("corridor",),
 }
 """Further worlds in which states come again, with a method to compare with."""
-TEXT = ("grpo", "gspo", "simpletir", "transitions")
-"""On SmolLM2: methods whose mechanism is about many tokens, and the one to compare with."""
+TEXT = ("grpo", "gspo", "simpletir", "transitions", "trace_turn_credit")
+"""On SmolLM2: methods whose mechanism is about many tokens or needs text, and the one to compare with."""
 TIER_A = (
     *("reinforce", "rloo", "reinforce_pp", "ppo", "turn_ppo", "actor_critic", "grpo", "dr_grpo", "dapo", "gspo"),
     *("cispo", "maxrl", "gigpo", "mt_grpo", "agentic_reinforced_po", "agentic_replay_po", "at2po"),
@@ -79,14 +83,13 @@ class Job:
     method: str
     world: str
     seed: int
-    steps: int | None
-    """Updates; None leaves it to the recipe."""
+    steps: int
+    """Updates."""
 
     @property
     def name(self) -> str:
         """Of its folder."""
-        budget = "" if self.steps is None else f"-{self.steps}"
-        return f"{self.world}-{self.method}{budget}-seed{self.seed}"
+        return f"{self.world}-{self.method}-{self.steps}-seed{self.seed}"
 
     def overrides(self, runs: Path) -> list[str]:
         """What is changed in the recipe."""
@@ -94,7 +97,7 @@ class Job:
         algorithm = build_algorithm(self.method, options)
         found = [f'credit.algorithm="{self.method}"', f"credit.options={_toml(options)}"]
         if self.world == "key_door_text":
-            return found
+            return [*found, f"update.steps={self.steps}"]
         grouped = needs_groups(algorithm)
         size = GROUP if grouped else 1
         found += [
@@ -112,6 +115,10 @@ class Job:
             source = runs / Job(method=SOURCE, world=self.world, seed=self.seed, steps=self.steps).name
             outcome = "success" if algorithm.plan.demonstrations else "all"
             found.append(f'update.data={{ type = "stored", runs = ["{source.resolve()}"], outcome = "{outcome}" }}')
+        if self.method == "rlhf_ppo":
+            source = runs / Job(method=RANKED, world=self.world, seed=self.seed, steps=self.steps).name
+            fit = "hidden = 32, steps = 300, batch = 32, learning_rate = 1e-2"
+            found.append(f'credit.reward_model={{ runs = ["{source.resolve()}"], {fit} }}')
         return found
 
 
@@ -136,7 +143,9 @@ def jobs(methods: Sequence[str], seeds: Sequence[int], *, steps: int, text: bool
     """Every run, the source of the offline methods first."""
     if text:
         yield from (
-            Job(method=method, world="key_door_text", seed=seed, steps=None) for seed in seeds for method in methods
+            Job(method=method, world="key_door_text", seed=seed, steps=TEXT_STEPS)
+            for seed in seeds
+            for method in methods
         )
         return
     ordered = sorted(methods, key=lambda name: (name != SOURCE, is_offline(build_algorithm(name)), name))
@@ -256,7 +265,7 @@ def table(results: Sequence[Mapping[str, Any]]) -> str:
     parts = []
     for world in dict.fromkeys(row["world"] for row in results):
         here = [row for row in results if row["world"] == world]
-        budgets = sorted({str(row["steps"] or "the recipe's") for row in here})
+        budgets = sorted({str(row["steps"]) for row in here})
         seeds = sorted({row["seed"] for row in here})
         parts += [
             f"## {world}",
