@@ -242,9 +242,9 @@ def choice_of(
     if isinstance(value, Mapping) and value.get("type") == "function":
         named = value.get(key) if key else value
         name = named.get("name") if isinstance(named, Mapping) else None
-        if name not in {tool.name for tool in tools}:
+        if not isinstance(name, str) or name not in {tool.name for tool in tools}:
             raise Refusal(f"tool_choice: no tool {str(name)[:64]!r} among the tools", field="tool_choice")
-        return Choosing.REQUIRED, str(name)
+        return Choosing.REQUIRED, name
     raise Refusal(
         f"tool_choice: found {str(value)[:80]!r}, expected auto, none, required or one function",
         field="tool_choice",
