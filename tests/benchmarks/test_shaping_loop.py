@@ -98,5 +98,5 @@ def test_a_policy_learns_the_loop_it_is_paid_for(script: ModuleType, tmp_path: P
     found = {name: script.run(name, seed=0, steps=120, folder=tmp_path)["curve"][-1] for name in script.VARIANTS}
     assert found["naive 1"]["loops"] > 0.9
     assert found["naive 1"]["success"] < 0.1
-    assert found["naive 0.1"]["loops"] > 0.9
+    assert found["naive 0.1"]["loops"] > 0.8
     assert max(found["sparse"]["loops"], found["shaped"]["loops"]) < 0.5

@@ -147,6 +147,7 @@ def support(span: Json, index: int, size: int) -> np.ndarray:
 
 # ---------------------------------------------------------------- credit
 
+RELATIVE = {"grpo", "dupo", "agentic_replay_po"}
 TERMINATED = {"success", "failure", "task_budget", "natural_end"}
 
 
@@ -188,9 +189,11 @@ def credit(group: Sequence[Json], protocol: Json) -> list[list[float]]:
                 following = rewards[at] + factors[at] * following
             advantage[at] = following
         found.append(advantage)
-    if name == "grpo":
+    if name in RELATIVE:
         returns = np.array([item[0] for item in found])
         ddof = {"sample": 1, "population": 0}.get(options["std"])
+        if (returns == returns[0]).all():
+            return [[0.0] * len(item) for item in found]
         scale = 1.0 if ddof is None else returns.std(ddof=ddof) + options["eps"]
         return [[float((own - returns.mean()) / scale)] * len(item) for own, item in zip(returns, found, strict=True)]
     if name in ("actor_critic", "ppo") or (name == "reinforce" and options["baseline"] == "none"):
@@ -198,19 +201,31 @@ def credit(group: Sequence[Json], protocol: Json) -> list[list[float]]:
     raise SystemExit(f"credit of `{name}` is not derived here")
 
 
-def token_weights(trained: Mapping[str, Sequence[tuple[int, int, int]]], average: str) -> dict[str, list[float]]:
+Mask = Mapping[str, Sequence[tuple[int, int, int]]]
+
+
+def counted(trained: Mask, copies: Mapping[str, int]) -> Json:
+    """Denominators of a step: what stands c times counts c times."""
+    return {
+        "tokens": sum(copies[name] * len(own) for name, own in trained.items()),
+        "turns": sum(copies[name] * len({turn for _, _, turn in own}) for name, own in trained.items()),
+        "trajectories": sum(copies[name] for name in trained),
+    }
+
+
+def token_weights(trained: Mask, average: str, copies: Mapping[str, int]) -> dict[str, list[float]]:
     """Weight of every trained token, from ``(tape, position, turn)`` per trajectory."""
-    tokens = sum(map(len, trained.values()))
-    turns = sum(len({turn for _, _, turn in own}) for own in trained.values())
+    over = counted(trained, copies)
     found = {}
     for name, own in trained.items():
         sizes = [sum(other == turn for _, _, other in own) for _, _, turn in own]
-        found[name] = {
-            "token": [1 / max(tokens, 1)] * len(own),
-            "turn": [1 / (turns * size) for size in sizes],
-            "trajectory": [1 / (len(trained) * max(len(own), 1))] * len(own),
-            "sum": [1 / len(trained)] * len(own),
+        once = {
+            "token": [1 / max(over["tokens"], 1)] * len(own),
+            "turn": [1 / (over["turns"] * size) for size in sizes],
+            "trajectory": [1 / (over["trajectories"] * max(len(own), 1))] * len(own),
+            "sum": [1 / over["trajectories"]] * len(own),
         }[average]
+        found[name] = [copies[name] * weight for weight in once]
     return found
 
 
@@ -229,13 +244,11 @@ def row_problems(row: Json, record: Json, mask: Sequence[tuple[int, int, int]]) 
         yield "mask: the trained tokens are not the sampled ones"
 
 
-def all_credits(
-    rows: Sequence[Json], mask: Mapping[str, Sequence[tuple[int, int, int]]], protocol: Json
-) -> dict[str, list[float]]:
-    """Advantage of every turn of every trajectory of a step."""
+def all_credits(rows: Sequence[Json], mask: Mask, protocol: Json, lent: Mapping[str, int]) -> dict[str, list[float]]:
+    """Advantage of every turn of every trajectory of a step; ``lent`` has the groups that other records join."""
     groups: dict[int, list[Json]] = {}
     for record in rows:
-        groups.setdefault(record["key"]["group"], []).append(record)
+        groups.setdefault(lent.get(record["trajectory_id"], record["key"]["group"]), []).append(record)
     found: dict[str, list[float]] = {}
     for group in groups.values():
         found.update(zip((item["trajectory_id"] for item in group), credit(group, protocol), strict=True))
@@ -250,8 +263,13 @@ def plan_problems(line: Json, found: Mapping[str, Json], protocol: Json) -> Iter
     where = f"step {line['step']}, update {line['update']}"
     rows = {row["trajectory"]: row for row in line["rows"]}
     mask = {name: [(tape, at, turn) for tape, at, _, _, turn in owned(found[name], "policy")] for name in rows}
-    weights = token_weights(mask, protocol["credit"]["options"]["average"]) if rows else {}
-    credits = all_credits([found[name] for name in rows], mask, protocol)
+    replaced = line.get("replaced") or {}
+    lent = {new: found[old]["key"]["group"] for old, new in replaced.items()}
+    copies = dict.fromkeys(rows, 1)
+    if protocol["credit"]["algorithm"] == "dupo":  # nothing is used before its step, and every pass uses all copies
+        copies = {name: row["times_used"] // (line["update"] + 1) for name, row in rows.items()}
+    weights = token_weights(mask, protocol["credit"]["options"]["average"], copies) if rows else {}
+    credits = all_credits([found[name] for name in rows], mask, protocol, lent)
     for name, row in rows.items():
         yield from (f"{where}, {name}: {what}" for what in row_problems(row, found[name], mask[name]))
         planned = [(run[3], run[4]) for run in row["runs"] for _ in range(run[1], run[2])]
@@ -264,11 +282,7 @@ def plan_problems(line: Json, found: Mapping[str, Json], protocol: Json) -> Iter
             yield f"{where}, {name}: advantage: does not follow from the rewards on record"
         if not all(close(one[1], two[1]) for one, two in zip(derived, planned, strict=True)):
             yield f"{where}, {name}: weight: does not follow from the denominators"
-    counts = {
-        "tokens": sum(map(len, mask.values())),
-        "turns": sum(len({turn for _, _, turn in own}) for own in mask.values()),
-        "trajectories": len(mask),
-    }
+    counts = counted(mask, copies)
     if line["denominators"] != counts:
         yield f"{where}: denominators: plan {line['denominators']}, records {counts}"
 
@@ -387,6 +401,7 @@ def batch_loss(
             (tape, at): ({**span, "temperature": record["samplings"][span["sampling"]]["temperature"]}, index)
             for tape, at, index, span, _ in owned(record, "policy")
         }
+        present = iter(row["present"]) if row.get("present") else None
         for tape in sorted({run[0] for run in row["runs"]}):
             runs = [run for run in row["runs"] if run[0] == tape]
             targets = [value for value in row["values"] if value[0] == tape]
@@ -400,7 +415,7 @@ def batch_loss(
                     nodes.append((at, position - 1))
                     tokens.append(ids[position])
                     spans.append((span, index))
-                    behaviour.append(span["logprobs"][index])
+                    behaviour.append(span["logprobs"][index] if present is None else next(present))
                     advantage.append(a)
                     weight.append(w)
             values += [(at, position, target, w) for _, position, target, _, w in targets]
@@ -410,7 +425,7 @@ def batch_loss(
     logp_N = logp_NV.gather(1, torch.tensor(tokens)[:, None])[:, 0]
     a_N, w_N = torch.tensor(advantage), torch.tensor(weight)
     options, name = protocol["credit"]["options"], protocol["credit"]["algorithm"]
-    if name in ("grpo", "ppo"):
+    if name in RELATIVE | {"ppo"}:
         total = clipped(logp_N - torch.tensor(behaviour), a_N, w_N, options)
     else:
         total = -(logp_N * (a_N * w_N)).sum()
@@ -431,7 +446,10 @@ def clipped(log_ratio_N: Tensor, a_N: Tensor, w_N: Tensor, options: Json) -> Ten
     """PPO's surrogate."""
     ratio_N = log_ratio_N.exp()
     near_N = ratio_N.clamp(1 - options["clip_low"], 1 + options["clip_high"])
-    return -(torch.minimum(ratio_N * a_N, near_N * a_N) * w_N).sum()
+    gain_N = torch.minimum(ratio_N * a_N, near_N * a_N)
+    if options.get("dual_clip") is not None:
+        gain_N = torch.where(a_N < 0, torch.maximum(gain_N, options["dual_clip"] * a_N), gain_N)
+    return -(gain_N * w_N).sum()
 
 
 class Steps:

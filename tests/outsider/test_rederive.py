@@ -55,6 +55,30 @@ RUNS: dict[str, tuple[str, list[str]]] = {
             "update.optimizer.warmup_steps=3",
         ],
     ),
+    "copies": (
+        "key_door.toml",
+        [
+            "update.steps=2",
+            "update.prompts_per_step=6",
+            "update.group_size=2",
+            "policy.hidden=16",
+            "environment.on_truncation=terminal",
+            "credit={ algorithm = 'dupo', options = { epochs = 2 }, components = { clue = 1.0 } }",
+        ],
+    ),
+    "replayed records": (
+        "key_door.toml",
+        [
+            "update.steps=10",
+            "update.prompts_per_step=4",
+            "update.group_size=4",
+            "update.patience=100",
+            "policy.hidden=16",
+            "environment.on_truncation=terminal",
+            "environment.splits={ train = 'seed 0..3', held_out = 'seed 5_000_000..' }",
+            "credit={ algorithm = 'agentic_replay_po' }",
+        ],
+    ),
     "groups": (
         "key_door_text.toml",
         [
@@ -114,7 +138,9 @@ def test_the_script_imports_nothing_of_kifu() -> None:
     assert names - set(sys.stdlib_module_names) <= ALLOWED
 
 
-@pytest.mark.parametrize("name", ["a critic", "passes over whitened advantages", "potentials"])
+@pytest.mark.parametrize(
+    "name", ["a critic", "passes over whitened advantages", "potentials", "copies", "replayed records"]
+)
 def test_every_version_of_a_recurrent_run_is_derived_bit_for_bit(run_of: Callable[[str], Path], name: str) -> None:
     code, found = derive(run_of(name))
 
@@ -122,6 +148,16 @@ def test_every_version_of_a_recurrent_run_is_derived_bit_for_bit(run_of: Callabl
     assert (code, found["max_weight_difference"]) == (0, 0.0)
     assert found["equal_digests"] == found["versions"] >= 2
     assert found["max_logprob_error"] < 1e-6
+
+
+def test_the_runs_that_reuse_data_do(run_of: Callable[[str], Path]) -> None:
+    """A group stands twice in an update, and a record of an earlier step in the place of a rollout."""
+    copies, replayed = (
+        [json.loads(line) for line in (run_of(name) / "plan.jsonl").read_text().splitlines()]
+        for name in ("copies", "replayed records")
+    )
+    assert max(row["times_used"] for line in copies if line["update"] == 0 for row in line["rows"]) > 1
+    assert sum(len(line["replaced"]) for line in replayed) > 0
 
 
 def test_every_step_of_a_language_model_is_derived_to_a_millionth(run_of: Callable[[str], Path]) -> None:
@@ -276,6 +312,25 @@ class TestForgeries:
         run = forger.close()
         assert audit_run(run).problems == (), "nothing but deriving it again can tell"
         assert told(run, name) == {"advantage"}
+
+    def test_a_weight_of_a_copied_group(self, run_of: Callable[[str], Path], tmp_path: Path) -> None:
+        forger = Forger(run_of("copies"), tmp_path)
+        name = forger.trained()
+        for run in forger.row(name)["runs"]:
+            run[4] *= 2
+
+        assert told(forger.close(), name) == {"weight"}
+
+    def test_the_place_of_a_replayed_record(self, run_of: Callable[[str], Path], tmp_path: Path) -> None:
+        """Its advantage is that of the group it joined."""
+        forger = Forger(run_of("replayed records"), tmp_path)
+        line = next(line for line in forger.plan if line["replaced"])
+        name = next(iter(line["replaced"].values()))
+        row = next(row for row in line["rows"] if row["trajectory"] == name)
+        for run in row["runs"]:
+            run[3] += 0.001
+
+        assert told(forger.close(), name) == {"advantage"}
 
     def test_a_version(self, run_of: Callable[[str], Path], tmp_path: Path) -> None:
         """A step that was trained on other weights of tokens than the plan says."""
