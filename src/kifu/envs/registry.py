@@ -10,6 +10,7 @@ from kifu.envs.suites.jsonl import questions
 from kifu.envs.suites.key_door import KeyDoor
 from kifu.envs.suites.key_door_text import KeyDoorText
 from kifu.envs.suites.loop_room import LoopRoom
+from kifu.envs.suites.python_tool import PythonTool
 from kifu.envs.suites.search_text import SearchText
 from kifu.errors import UsageError, nearest
 
@@ -19,6 +20,7 @@ ENVIRONMENTS: Mapping[str, type[Environment]] = {
     "key_door": KeyDoor,
     "key_door_text": KeyDoorText,
     "loop_room": LoopRoom,
+    "python_tool": PythonTool,
     "search_text": SearchText,
 }
 
