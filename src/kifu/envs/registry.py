@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from kifu.envs.contract import Environment
 from kifu.envs.files import load_module
 from kifu.envs.suites.calc_tools import CalcTools
+from kifu.envs.suites.code_repair import CodeRepair
 from kifu.envs.suites.corridor import Corridor
 from kifu.envs.suites.jsonl import questions
 from kifu.envs.suites.key_door import KeyDoor
@@ -16,6 +17,7 @@ from kifu.errors import UsageError, nearest
 
 ENVIRONMENTS: Mapping[str, type[Environment]] = {
     "calc_tools": CalcTools,
+    "code_repair": CodeRepair,
     "corridor": Corridor,
     "key_door": KeyDoor,
     "key_door_text": KeyDoorText,

@@ -38,7 +38,7 @@ class Outcomes:
     def pytest_runtest_makereport(self, item: Any, call: Any) -> Any:  # noqa: ANN401  # pytest's own types
         """Note the exception on the report of the next hook."""
         report = importlib.import_module("_pytest.reports").TestReport.from_item_and_call(item, call)
-        report.kifu_raised = call.excinfo.type.__name__ if call.excinfo is not None else ""
+        report.kifu_raised = call.excinfo.type.__name__[:60] if call.excinfo is not None else ""
         return report
 
 
