@@ -5,6 +5,7 @@ from kifu.gateway.capture import Capture, Delivered
 from kifu.gateway.captured import Captured, Choice
 from kifu.gateway.gateway import Gateway, Opened
 from kifu.gateway.keys import Grant, KeyRing, Role
+from kifu.gateway.outside import Command, Endpoint, Function, Outside, OutsideAgent, Ran, agent
 from kifu.gateway.refusal import Refusal
 from kifu.gateway.rollout import Desk, Rollout
 from kifu.gateway.said import Said, SaidCall
@@ -16,19 +17,26 @@ __all__ = [
     "Captured",
     "Choice",
     "Choosing",
+    "Command",
     "Decoding",
     "Delivered",
     "Desk",
+    "Endpoint",
     "Form",
+    "Function",
     "Gateway",
     "Grant",
     "KeyRing",
     "Limits",
     "Opened",
+    "Outside",
+    "OutsideAgent",
+    "Ran",
     "Refusal",
     "Role",
     "Rollout",
     "Said",
     "SaidCall",
     "Serving",
+    "agent",
 ]
