@@ -52,6 +52,12 @@ def greeter(task: Task, endpoint: Endpoint) -> object:
     return call(endpoint, str(task.data["prompt"]))
 
 
+def is_running(pid: Path) -> bool:
+    """Whether the process whose number stands in a file still runs; one that waits to be reaped does not."""
+    stat = Path(f"/proc/{pid.read_text()}/stat")
+    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] not in "ZX"
+
+
 def says_hello(task: Task, ran: Ran) -> bool:
     """Whether the agent's last word is the answer."""
     return task.data["answer"] in (ran.value, ran.output.strip())
@@ -130,8 +136,7 @@ async def test_what_a_program_started_ends_with_it(tmp_path: Path, serve: Serve,
     child = f"import os, time, pathlib; pathlib.Path({str(pid)!r}).write_text(str(os.getpid())); time.sleep(60)"
     program = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
     await run(serve(turns("x")), Command(arguments=(sys.executable, "-c", program)), timeout_s=5.0)
-    stat = Path(f"/proc/{pid.read_text()}/stat")
-    assert not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] in "ZX"
+    assert not is_running(pid)
 
 
 async def test_a_verifier_that_breaks_is_an_infrastructure_error_and_the_attempt_is_made_again(
