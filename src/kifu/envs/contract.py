@@ -13,6 +13,7 @@ from typing import ClassVar
 from kifu.envs.spec import Capabilities, Component, Observation, Reply, Snapshot, SnapshotKind, Task, ToolSpec
 from kifu.envs.tools import check_call, class_tools
 from kifu.records import ToolCall, Verdict
+from kifu.sandbox import EffectLog
 
 
 def _no_gold(_: Task) -> str | None:
@@ -75,6 +76,12 @@ class Environment:
     def restore(self, ref: Snapshot) -> None:
         """Become the state that `snapshot` gave."""
         raise NotImplementedError(f"{type(self).__name__} declares no snapshot")
+
+    def log_effects(self, log: EffectLog) -> None:
+        """Take the chain of this episode, for what happens inside of a call; its calls themselves are logged outside.
+
+        Called before the first reset, where a run keeps a log and the environment declares ``effects``.
+        """
 
     def close(self) -> None:
         """Release everything; called exactly once for every instance, also after failures."""

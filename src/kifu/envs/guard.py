@@ -13,6 +13,7 @@ from typing import Any
 
 from kifu.envs.boundary import Boundary
 from kifu.envs.contract import Environment
+from kifu.envs.effects import Effect
 from kifu.envs.pool import SHARED, WorkerPool
 from kifu.envs.process import ProcessEnvironment, process_factory
 from kifu.envs.spec import Observation, Reply, Snapshot, Task, ToolSpec
@@ -20,6 +21,7 @@ from kifu.envs.text import clip, visible
 from kifu.envs.view import View, look
 from kifu.errors import UsageError, VerifierFailure
 from kifu.records import ToolCall, Verdict
+from kifu.sandbox import EffectLog
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +44,7 @@ class GuardedEnvironment:
         isolation: ``thread``, or ``process`` for code that may hang for good or bring its process down; then the
             factory must be a class that can be imported by name.
         pool: threads to run on; the shared pool when None.
+        effects: chain that every call is written to before and after it; None logs nothing.
     """
 
     def __init__(
@@ -51,12 +54,15 @@ class GuardedEnvironment:
         timeout_s: float = 30.0,
         isolation: str = "thread",
         pool: WorkerPool | None = None,
+        effects: EffectLog | None = None,
     ) -> None:
         if isolation not in ("thread", "process"):
             raise UsageError(f'isolation: found {isolation!r}, expected "thread" or "process"')
         if not timeout_s > 0:
             raise UsageError(f"timeout_s: found {timeout_s}, expected > 0 seconds")
-        self._world = _World(process_factory(factory) if isolation == "process" else factory)
+        self._world = _World(process_factory(factory) if isolation == "process" else factory, effects)
+        self.effects = effects
+        """Chain of this episode."""
         self._declared = isinstance(factory, type)
         self._boundary = Boundary(pool or SHARED, timeout_s=timeout_s, kill=self._world.kill)
         self._closed = False
@@ -119,9 +125,11 @@ class GuardedEnvironment:
             EnvironmentFailure: it raised, hung or returned nonsense.
         """
         where, before = f"{self.environment_id}: tool `{call.name}`", self.view.digest
-        found, latency_s, self.view = await self._boundary.run(
-            where, lambda: _caught(lambda: self._world.present.step(call)), look=self._world.look
-        )
+        with Effect.of(self.effects, call, before) as effect:
+            found, latency_s, self.view = await self._boundary.run(
+                where, lambda: _caught(lambda: self._world.present.step(call)), look=self._world.look
+            )
+            effect.after(found, self.view.digest, latency_s)
         if isinstance(found, UsageError):
             return await self.reject(str(found))
         reply, cut_bytes = _shown(self._boundary, where, found)
@@ -230,8 +238,9 @@ def _shown(boundary: Boundary, where: str, found: object) -> tuple[Reply, int]:
 class _World:
     """The instance, made on the thread that first needs it."""
 
-    def __init__(self, factory: Callable[[], Environment]) -> None:
+    def __init__(self, factory: Callable[[], Environment], effects: EffectLog | None) -> None:
         self._factory = factory
+        self._effects = effects
         self._ended = False
         self.instance: Environment | None = None
 
@@ -242,6 +251,8 @@ class _World:
             if not isinstance(made, Environment):
                 raise TypeError(f"the factory returned {type(made).__name__}, expected an Environment")
             self.instance = made
+            if self._effects is not None and not isinstance(made, ProcessEnvironment):
+                made.log_effects(self._effects)
         return self.instance
 
     @property

@@ -171,5 +171,7 @@ class Capabilities:
     parallel: str = "thread"
     """``thread`` or ``process``: the isolation instances need from each other."""
     network: bool = False
+    effects: bool = False
+    """Its calls act outside of this process's memory, in a box, a database or a browser: a run logs each of them."""
     continuing: bool = False
     """An endless interaction: episodes are segments, and only the collector's cut ends one."""

@@ -32,8 +32,9 @@ from kifu.records import (
 )
 from kifu.rollout.branch import Departure, Trail
 from kifu.rollout.facts import Conversation, Scoring, with_facts
-from kifu.rollout.session import Script, Session
+from kifu.rollout.session import EFFECTS_HEAD, Script, Session
 from kifu.rollout.setting import Setting
+from kifu.sandbox import EffectHead, EffectLog
 
 _REASONS: dict[type[BoundaryError], StopReason] = {
     EnvironmentFailure: StopReason.ENV_ERROR,
@@ -70,7 +71,12 @@ async def run_rollout(
         scoring: what a model is asked about the rollout when it is over; a failed one is not asked about.
     """
     began, started_at = time.perf_counter(), time.time()
-    guard = GuardedEnvironment(setting.environment, timeout_s=setting.limits.tool_seconds, isolation=setting.isolation)
+    guard = GuardedEnvironment(
+        setting.environment,
+        timeout_s=setting.limits.tool_seconds,
+        isolation=setting.isolation,
+        effects=_chain(setting, key, departure),
+    )
     session = Session(setting, writer=writer, guard=guard, key=key, task=task)
     verdict: Verdict | None = None
     final_value: float | None = None
@@ -91,6 +97,7 @@ async def run_rollout(
             session.outcome = Outcome(reason=_REASONS[type(failure)], detail=str(failure)[:2000])
         session.log.close_turn()
         await asyncio.gather(*session.keeping)
+        await _flushed(setting)
         outcome = session.outcome
         if outcome is None:
             outcome = Outcome(reason=StopReason.NATURAL_END, detail="the agent returned")
@@ -135,6 +142,25 @@ async def _told(trajectory: Trajectory, told: Conversation, *, task: Task, scori
     except BoundaryError as failure:
         outcome = Outcome(reason=_REASONS[type(failure)], detail=str(failure)[:2000])
         return replace(trajectory, outcome=outcome, verdict=None, final_value=None, final_potential=None)
+
+
+async def _flushed(setting: Setting) -> None:
+    """Make the log of effects durable: a record names no line that is not there."""
+    if setting.effects is not None:
+        await asyncio.to_thread(setting.effects.flush)
+
+
+def _chain(setting: Setting, key: RolloutKey, departure: Departure | None) -> EffectLog | None:
+    """The rollout's chain in the run's log of effects; a branch leaves its parent's where its first own turn begins."""
+    if setting.effects is None:
+        return None
+    shared = () if departure is None else departure.parent.turns[: departure.turn]
+    heads = [event.detail for turn in shared for event in turn.events if event.kind == EFFECTS_HEAD]
+    parent = None
+    if heads:
+        last = heads[-1]
+        parent = EffectHead(chain=str(last["chain"]), digest=str(last["digest"]), count=int(str(last["count"])))
+    return setting.effects.fresh(key.id, parent=parent)
 
 
 def _environment(guard: GuardedEnvironment, task: Task) -> EnvironmentRef:

@@ -13,8 +13,10 @@ from kifu.policy import Generation, Request, Sampler, ScoreRequest
 from kifu.records import (
     Branch,
     Estimate,
+    Event,
     Finish,
     Ints,
+    Json,
     Origin,
     Outcome,
     RolloutKey,
@@ -28,6 +30,9 @@ from kifu.render import Message, Parsed, ToolView
 from kifu.rollout.facts import Prompt
 from kifu.rollout.log import EpisodeLog, OpenTurn
 from kifu.rollout.setting import Setting
+
+EFFECTS_HEAD = "effects.head"
+"""Event of a turn: chain, digest and count of the last line of the log of effects when its calls had returned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,6 +171,7 @@ class Session:
             results.append(self._take(index, await self._guard.call(call)))
             if self.ended:
                 break
+        self._note_effects()
         return results
 
     async def reject(self, error: str) -> ToolResult:
@@ -204,6 +210,13 @@ class Session:
         with crossing(EngineFailure, f"valuing the cut of {self._key.id}"):
             scores = (await self._writer.score([request]))[0]
         return None if scores.value is None else float(scores.value[0])
+
+    def _note_effects(self) -> None:
+        """Name the last line of the log of effects in the turn that caused it."""
+        if self._guard.effects is not None:
+            head = self._guard.effects.head
+            detail: dict[str, Json] = {"chain": head.chain, "digest": head.digest, "count": head.count}
+            self.log.written.events.append(Event(kind=EFFECTS_HEAD, detail=detail))
 
     def _take(self, index: int | None, answer: Called) -> ToolResult:
         result = self.log.written.take(index, answer)

@@ -8,6 +8,7 @@ from kifu.envs import Environment, SnapshotKind
 from kifu.records import Provenance, Sampling, StopReason
 from kifu.records.blobs import BlobStore
 from kifu.render import Message, Renderer
+from kifu.sandbox import EffectFile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,4 +78,6 @@ class Setting:
     branchable: Branchable | None = None
     token_entropies: int = 0
     """Sampled tokens at the beginning of each turn whose entropies go on record."""
+    effects: EffectFile | None = None
+    """The run's log of effects, for environments that declare any."""
     facts: Mapping[str, str] = field(default_factory=dict)

@@ -22,6 +22,7 @@ import json
 import os
 import threading
 import time
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -113,6 +114,7 @@ class EffectFile:
         self._lock = threading.Lock()
         with storing("the effect log", path):
             self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            self._closing = weakref.finalize(self, os.close, self._handle)
             data = path.read_bytes()
             self._size = data.rfind(b"\n") + 1
             os.ftruncate(self._handle, self._size)
@@ -137,6 +139,19 @@ class EffectFile:
             ArgumentError: the file has one of that name.
         """
         return EffectLog(self, name, parent=None)
+
+    def fresh(self, name: str, *, parent: EffectHead | None = None) -> "EffectLog":
+        """Begin a chain of that name, or of the name with a number where there is one already.
+
+        Args:
+            name: of the episode; one that is attempted again after an interruption gets a chain of its own.
+            parent: where it leaves another chain.
+        """
+        with self._lock:
+            chosen, number = name, 2
+            while chosen in self._named:
+                chosen, number = f"{name}~{number}", number + 1
+        return EffectLog(self, chosen, parent=parent)
 
     def claim(self, name: str) -> None:
         """Take a name for a chain."""
@@ -186,7 +201,7 @@ class EffectFile:
         self.flush()
         with self._lock:
             if self._handle >= 0:
-                os.close(self._handle)
+                self._closing()
                 self._handle = -1
 
 

@@ -11,9 +11,9 @@ import numpy as np
 
 from kifu.engines import build_engine
 from kifu.envs.waiting import to_end
-from kifu.errors import LockedError, StorageError
+from kifu.errors import AlteredError, FormatError, LockedError, StorageError
 from kifu.models import open_folder
-from kifu.monitor import RunFolder, protocol_problem, write_json
+from kifu.monitor import GATEWAY, RunFolder, begun, protocol_problem, write_json
 from kifu.policy import EngineSpec, Machine, Sampler, ScoreRequest, Weights
 from kifu.records import (
     GENESIS,
@@ -24,6 +24,7 @@ from kifu.records import (
     Origin,
     Placed,
     Problem,
+    RunReader,
     Support,
     Trajectory,
     as_ints,
@@ -32,6 +33,8 @@ from kifu.records import (
     read_chain,
     writer_of,
 )
+from kifu.rollout.session import EFFECTS_HEAD
+from kifu.sandbox import EFFECTS, EffectHead, check_effects
 from kifu.training.checkpoint import Mark, list_checkpoints, load_checkpoint
 from kifu.training.experiment import Loaded
 from kifu.training.opened import OpenedRun, opened
@@ -70,23 +73,46 @@ def audit(
         LockedError: another process is writing the run.
         ExperimentError: the experiment of the folder cannot be rebuilt here; do without scores and replay.
     """
-    folder = RunFolder.open(Path(root))
+    folder = RunFolder(root=Path(root))
+    with suppress(AlteredError):  # a damaged run.json is one of the problems
+        RunFolder.open(folder.root)
     writer = writer_of(folder.root)
     if writer is not None:
         raise LockedError(
             f"{folder.root}: process {writer} is writing this run, so its files do not agree yet; audit it when that "
             "has stopped. `kifu show` and `kifu report` read a run while it is written."
         )
-    heads, problems = _heads(folder)
-    report = _report(folder, heads=heads, scores=scores, replay=replay, experiment=experiment, progress=progress)
-    report = replace(report, problems=(*report.problems, *problems))
+    facts, problems = _facts(folder)
+    heads, more = _heads(folder, facts)
+    problems += more
+    try:
+        report = _report(
+            folder, facts, heads=heads, scores=scores, replay=replay, experiment=experiment, progress=progress
+        )
+    except (AlteredError, FormatError) as error:  # the run cannot be opened, its files can be checked all the same
+        report = audit_run(folder.root, heads=heads)
+        if str(error) not in {item.what for item in (*problems, *report.problems)}:
+            problems.append(Problem(what=f"nothing was recomputed: {error}"))
+    report = replace(report, problems=(*report.problems, *problems, *_effects(folder)))
     with suppress(StorageError):  # a run on a medium that cannot be written is audited all the same
-        write_json(folder.root / AUDIT, {**report.to_json(), "head": folder.facts().get("head")})
+        write_json(folder.root / AUDIT, {**report.to_json(), "head": facts.get("head")})
     return report
+
+
+def _facts(folder: RunFolder) -> tuple[dict[str, Any], list[Problem]]:
+    """What ``run.json`` says, and what is wrong with it; nothing that is wrong is used."""
+    try:
+        facts = folder.facts()
+        if GATEWAY not in facts:
+            begun(folder)
+    except StorageError as error:
+        return {}, [Problem(what=str(error), part=folder.run_json.name)]
+    return facts, []
 
 
 def _report(
     folder: RunFolder,
+    facts: Mapping[str, Any],
     *,
     heads: Heads,
     scores: bool,
@@ -96,20 +122,25 @@ def _report(
 ) -> AuditReport:
     if not (scores or replay):
         return audit_run(folder.root, heads=heads)
-    served = folder.facts().get("gateway")
+    served = facts.get(GATEWAY)
     if isinstance(served, dict):
         return _report_served(folder, served, heads=heads, progress=progress if scores else None, scores=scores)
     with opened(folder.root, experiment=experiment) as run:
+        scorer = _scorer(run, progress)
         dtype = run.prepared.machine.sampler_dtype if run.prepared.model is not None else "float32"
-        return audit_run(
+        report = audit_run(
             folder.root,
             heads=heads,
-            score=_scorer(run, progress) if scores else None,
+            score=scorer if scores else None,
             logprob_tolerance=TOLERANCE[dtype],
             replay=partial(replay_trajectory, prepared=run.prepared, states=BlobStore(folder.blobs))
             if replay
             else None,
         )
+    if scorer.unreadable and not any((item.part or "").startswith("weights/") for item in report.problems):
+        unread = [Problem(what=what, part="weights") for what in scorer.unreadable.values()]
+        report = replace(report, problems=(*report.problems, *unread))
+    return report
 
 
 def _report_served(
@@ -135,15 +166,15 @@ def _report_served(
         engine.close()
 
 
-def _heads(folder: RunFolder) -> tuple[Heads, list[Problem]]:
+def _heads(folder: RunFolder, facts: Mapping[str, Any]) -> tuple[Heads, list[Problem]]:
     """Heads noted in ``run.json``, and what the last checkpoint notes that is no longer there."""
-    facts, problems = folder.facts(), list[Problem]()
+    problems = list[Problem]()
     heads = Heads(
         manifest=_noted(facts.get("head")),
         plan=_noted(facts.get("plan_head")),
         versions=_noted(facts.get("versions_head")),
     )
-    protocol = protocol_problem(folder)
+    protocol = protocol_problem(folder) if facts else None
     if protocol is not None:
         problems.append(Problem(what=protocol, part=folder.protocol.name))
     complete = list_checkpoints(folder.checkpoints)
@@ -164,6 +195,29 @@ def _heads(folder: RunFolder) -> tuple[Heads, list[Problem]]:
             continue
         problems += _missing_of(mark, folder)
     return heads, problems
+
+
+def _effects(folder: RunFolder) -> list[Problem]:
+    """What is wrong with the run's log of effects, every head that a record names looked up."""
+    path = folder.root / EFFECTS
+    try:
+        records = RunReader(folder.root).trajectories()
+        details = [
+            event.detail
+            for item in records
+            for turn in item.turns
+            for event in turn.events
+            if event.kind == EFFECTS_HEAD
+        ]
+    except StorageError:
+        return []  # the audit of the records says so
+    heads = [
+        EffectHead(chain=str(item["chain"]), digest=str(item["digest"]), count=int(str(item["count"])))
+        for item in details
+    ]
+    if not path.exists() and not heads:
+        return []
+    return [Problem(what=what, part=EFFECTS) for what in check_effects(path, anchors=heads).problems]
 
 
 def _noted(head: object) -> str | None:
@@ -216,6 +270,8 @@ class _Scorer:
         self._progress = progress
         self._sampler: Sampler | None = None
         self._done = 0
+        self.unreadable: dict[int, str] = {}
+        """Versions that are kept and cannot be read, and why."""
 
     def __call__(self, trajectories: Sequence[Trajectory]) -> list[list[Floats | None]]:
         answers: list[list[Floats | None]] = []
@@ -255,7 +311,11 @@ class _Scorer:
         self, by_version: dict[int, list[tuple[int, int, ScoreRequest]]], answers: list[list[Floats | None]]
     ) -> None:
         for version in sorted(by_version):
-            sampler = await self._at(version)
+            try:
+                sampler = await self._at(version)
+            except StorageError as error:
+                self.unreadable[version] = str(error)
+                continue
             jobs = by_version[version]
             for first in range(0, len(jobs), _BATCH):
                 batch = jobs[first : first + _BATCH]

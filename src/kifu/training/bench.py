@@ -16,6 +16,7 @@ from kifu.records.blobs import BlobStore
 from kifu.records.checks import bitmaps_of
 from kifu.records.store import RunStore
 from kifu.records.weights import WeightStore
+from kifu.sandbox import EFFECTS, EffectFile
 from kifu.training.allocating import allocator_of
 from kifu.training.asking import Asked, asked_of
 from kifu.training.books import Books
@@ -72,6 +73,7 @@ class Bench:
         declared = prepared.environment.capabilities
         if declared.continuing and declared.snapshot is SnapshotKind.STATE:
             self._segments = Segments(self._blobs, recorded)
+        self._effects = EffectFile(folder.root / EFFECTS) if declared.effects else None
         self._begins = begins
         self._asked = Asked()
         self.books = Books()
@@ -126,6 +128,7 @@ class Bench:
         self._asked = asked_of(stage, self.prepared, sampler=self.engine.sampler, seed=self.seed, first=first)
         tasks = self.prepared.task_source(self.seed)
         setting, plan = self.prepared.setting, stage.algorithm.plan
+        setting = replace(setting, effects=self._effects)
         setting = setting if self._segments is None else replace(setting, states=self._blobs)
         self.collector = Collector(
             setting=branching_setting(setting, plan, environment=self.prepared.environment, states=self._blobs),
@@ -144,7 +147,7 @@ class Bench:
         alone = Grower(plan=Independent(), vocabulary=0)
         self.evaluator = replace(
             self.collector,
-            setting=self.prepared.evaluation_setting(),
+            setting=replace(self.prepared.evaluation_setting(), effects=self._effects),
             books=Books(),
             grower=alone,
             allocator=None,

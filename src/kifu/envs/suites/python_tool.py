@@ -65,7 +65,7 @@ class PythonTool(BoxedEnvironment):
     """Answer with one Python expression; it is tried on numbers drawn after it was written."""
 
     id: ClassVar[str] = "python_tool"
-    capabilities: ClassVar[Capabilities] = Capabilities(verify="program")
+    capabilities: ClassVar[Capabilities] = Capabilities(verify="program", effects=True)
     instructions: ClassVar[str] = (
         'Use tools. Call python(code), calc(expr) or answer(expr) as JSON, for example {"tool":"answer","arg":"x+1"}. '
         "The answer is one Python expression of the named variable."
