@@ -6,7 +6,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterable
 
-from kifu.errors import ArgumentError
+from kifu.errors import ArgumentError, SandboxFailure
 from kifu.sandbox.contract import BoxPolicy, Mount, Proof
 from kifu.sandbox.ns.box import NsBox, send_tree
 from kifu.sandbox.ns.filter import ARCHES
@@ -70,11 +70,23 @@ class NsBackend:
     def prove(self) -> Proof:
         """Attack a box; the answer is kept as long as the back-end lives."""
         if self._proof is None:
-            self._proof = self._prove()
+            proof = self._prove()
+            if any(server.is_alive for server, _ in self._servers.values()) or proof.problem:
+                self._proof = proof
+            return proof
         return self._proof
 
     def open(self, policy: BoxPolicy) -> NsBox:
         """Make a box on the policy's files; the first one on them copies them into memory."""
+        server, _ = self._server(policy.mounts)
+        try:
+            return self._open(policy)
+        except SandboxFailure:
+            if server.is_alive:
+                raise
+            return self._open(policy)  # it was lost since its last box; a new one starts
+
+    def _open(self, policy: BoxPolicy) -> NsBox:
         server, cache = self._server(policy.mounts)
         layers = [cache.layer(policy.base)] if policy.base.entries else []
         number = server.number()

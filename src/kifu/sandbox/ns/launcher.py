@@ -3,7 +3,8 @@
 It runs once per fork server, as whoever starts it:
 
 1. As root it binds the folders of the image where they are wanted and then becomes an unused user, because the kernel
-   exempts user 0 from the limit of processes. Anybody else does the same after the next step.
+   exempts user 0 from the limit of processes. Anybody else, and a root that can be nobody else, binds them after the
+   next step.
 2. New user, mount, process, network, IPC, host-name and cgroup namespaces.
 3. A child becomes process 1 of the new process namespace: when it dies the kernel ends every process of every box. It
    makes a memory file system its root, in which nothing of the host is left but the image, and starts the second stage.
@@ -13,7 +14,7 @@ Failures go to the supervisor's socket alone, with the step and the error number
 """
 
 # Pathlib would make every process that is forked here larger.
-# ruff: noqa: PTH102, PTH103, PTH112, PTH211
+# ruff: noqa: PTH102, PTH103, PTH112, PTH123, PTH211
 
 import json
 import os
@@ -76,7 +77,7 @@ def report(sock: socket.socket, step: str, error: OSError) -> None:
 def _launch(sock: socket.socket, config: dict, step: Step) -> None:  # type: ignore[type-arg]
     off = set(config["without"])
     staging = _staging_folder(config["folders"])
-    is_root = os.getuid() == 0
+    is_root = os.getuid() == 0 and _can_become(config["uid"])
     if is_root:
         step.name = "mount namespace"
         unshare(CLONE_NEWNS)
@@ -113,6 +114,19 @@ def _launch(sock: socket.socket, config: dict, step: Step) -> None:  # type: ign
         os._exit(1)
     sock.close()
     _watch(config["supervisor"], pid)
+
+
+def _can_become(uid: int) -> bool:
+    """Whether this root may be another user: not so in a container or namespace that maps too few."""
+    with open("/proc/self/setgroups") as allowed:
+        if allowed.read().strip() != "allow":
+            return False
+    for name in ("uid_map", "gid_map"):
+        with open(f"/proc/self/{name}") as ranges:
+            spans = [[int(word) for word in line.split()] for line in ranges]
+        if not any(first <= uid < first + count for first, _, count in spans):
+            return False
+    return True
 
 
 def _staging_folder(folders: list[str]) -> str:

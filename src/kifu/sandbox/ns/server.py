@@ -1,12 +1,10 @@
 """The supervisor's end of a fork server: starts it, speaks to it, ends it."""
 
 import os
-import signal
 import socket
 import subprocess
 import sys
 import threading
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -91,6 +89,7 @@ class ForkServer:
         self._lock = threading.Lock()
         self._owner = os.getpid()
         self._numbers = 0
+        self._is_lost = False
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         self._sock = ours
         interpreter, prefix = _interpreter(spec.interpreter)
@@ -114,7 +113,8 @@ class ForkServer:
     @property
     def is_alive(self) -> bool:
         """Whether it still answers."""
-        return self._owner == os.getpid() and self._sock.fileno() >= 0 and self._process.poll() is None
+        is_ours = self._owner == os.getpid() and self._sock.fileno() >= 0
+        return is_ours and not self._is_lost and self._process.poll() is None
 
     def number(self) -> int:
         """A number nothing else of this fork server has."""
@@ -137,8 +137,10 @@ class ForkServer:
                 wire.send(self._sock, message, handles)
                 answer, given = wire.receive(self._sock)
             except OSError as error:
+                self._is_lost = True
                 raise SandboxFailure(f"the sandbox's fork server is gone ({error}); its boxes are lost") from error
         if answer is None:
+            self._is_lost = True
             raise SandboxFailure("the sandbox's fork server is gone; its boxes are lost")
         if "error" in answer:
             raise SandboxFailure(f"the sandbox could not {message['op']}: {answer['error']}")
@@ -241,9 +243,3 @@ def _sources(modules: tuple[ModuleType, ...]) -> list[tuple[str, str]]:
 
 def _text_of(handle: int) -> str:
     return os.pread(handle, 4000, 0).decode("utf-8", "replace")
-
-
-def kill_group(server: ForkServer) -> None:
-    """End a fork server that does not answer."""
-    with suppress(ProcessLookupError):
-        os.kill(server.pid, signal.SIGKILL)

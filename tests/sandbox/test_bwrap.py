@@ -1,0 +1,61 @@
+"""The bubblewrap back-end: refused where the program is missing, and honest about what it cannot prove where it is not."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from kifu.sandbox import (
+    DEFAULT_REQUIRED,
+    BwrapBackend,
+    Guarantee,
+    Limits,
+    Policy,
+    SandboxUnavailable,
+    open_sandbox,
+    shell,
+)
+from kifu.testing import check_sandbox
+
+TOP = Path(__file__).resolve().parents[2]
+LACKS = frozenset({Guarantee.DISK_HARD, Guarantee.NO_SECRETS, Guarantee.PID_PRIVATE})
+
+
+def test_a_missing_program_is_refused_with_the_way_to_install_it() -> None:
+    backend = BwrapBackend(program="/no/such/bwrap")
+    with pytest.raises(SandboxUnavailable, match=r"`bwrap` lacks .*no program.*apt-get install bubblewrap"):
+        open_sandbox(Policy(), backends=[backend])
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """From PATH, or from Debian's archive."""
+    found = shutil.which("bwrap")
+    if found:
+        return found
+    folder = tmp_path_factory.mktemp("bubblewrap")
+    for path in (folder, folder.parent, folder.parent.parent):
+        path.chmod(0o755)
+    got = subprocess.run([TOP / "scripts" / "bubblewrap", folder], capture_output=True, text=True, check=False)
+    if got.returncode:
+        pytest.skip(f"bubblewrap is neither installed nor to be had: {got.stderr.strip()[-200:]}")
+    return str(folder / "usr" / "bin" / "bwrap")
+
+
+def test_it_keeps_the_contract_and_proves_what_it_can(program: str) -> None:
+    backend = BwrapBackend(program=program)
+    try:
+        held = check_sandbox(backend)
+        assert held >= DEFAULT_REQUIRED - LACKS
+        assert not held & {Guarantee.DISK_HARD, Guarantee.NO_SECRETS}
+        with pytest.raises(SandboxUnavailable, match="disk_hard"):
+            open_sandbox(Policy(), backends=[backend])
+        policy = Policy(tools=(shell(),), limits=Limits(wall_s=60), require=held)
+        with open_sandbox(policy, backends=[backend]) as sandbox:
+            assert sandbox.call("bash", {"command": "echo $((6 * 7)); id -u"}).out == b"42\n1000\n"
+            assert sandbox.backend == "bwrap"
+    finally:
+        backend.close()
+    assert [path for path in Path("/tmp").glob("kifu-box-*") if path.stat().st_uid == os.geteuid()] == []
