@@ -117,6 +117,7 @@ def trap(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "machine": {"cpu": HOSTILE},
             "status": HOSTILE,
             "model": None,
+            "relative_to": ".",
             "symbols": ["go", "stop", "wall", HOSTILE],
             "experiment": {
                 "environment": {"name": HOSTILE},

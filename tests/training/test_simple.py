@@ -134,8 +134,20 @@ def test_questions_with_a_reward_go_through_the_same_loop(tmp_path: Path) -> Non
         ({}, "no environment"),
         ({"environment": 5}, "found 5, expected a class derived from kifu.Environment"),
         ({"environment": dict}, "expected a class derived from kifu.Environment"),
-        ({"environment": "key_door", "out": 5}, "out is 5, expected the path of a folder"),
+        ({"environment": "key_door", "out": 5}, "out is 5, expected a path"),
+        ({"environment": "key_door", "out": b"run"}, "out is b'run', expected a path"),
+        ({"environment": "key_door", "out": ""}, "out is '', expected a path"),
         ({"environment": "key_door", "seed": "x"}, "seed is 'x', expected a whole number"),
+        ({"environment": "key_door", "seed": True}, "seed is True, expected a whole number"),
+        ({"environment": "key_door", "seed": 2**70}, r"expected a whole number from 0 to .*2\*\*63 - 1"),
+        ({"environment": "key_door", "seed": -1}, "seed is -1, expected a whole number from 0"),
+        ({"environment": "key_door", "tasks": [1]}, r"tasks\[0\] is 1, expected a kifu.Task"),
+        ({"environment": "key_door", "tasks": 5}, "tasks is 5, expected the path of a JSONL file"),
+        ({"environment": "key_door", "tasks": []}, "tasks is empty"),
+        ({"environment": "key_door", "model": 5}, "model is 5, expected a path"),
+        ({"environment": "key_door", "model": None}, "model is None, expected a path"),
+        ({"environment": "key_door", "algorithm": 5}, "algorithm is 5, expected a name"),
+        ({"tasks": "questions.jsonl", "reward": 5}, "reward is 5, expected exact, numeric, regex, or a function"),
         ({"environment": "key_door", "tasks": "questions.jsonl"}, "give one of them"),
         ({"environment": "key_door", "reward": letters}, "a reward belongs to a file of questions"),
         ({"tasks": "nowhere.jsonl"}, "no file"),
@@ -144,6 +156,30 @@ def test_questions_with_a_reward_go_through_the_same_loop(tmp_path: Path) -> Non
 def test_a_call_that_cannot_be_meant_is_refused(arguments: dict[str, object], says: str) -> None:
     with pytest.raises(UsageError, match=says):
         kifu.train(**arguments)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"run": 5}, "run is 5, expected a path"),
+        ({"tasks": "x"}, "tasks is 'x', expected a whole number from 1"),
+        ({"tasks": 0}, "tasks is 0, expected a whole number from 1"),
+        ({"tries": True}, "tries is True, expected a whole number from 1"),
+        ({"tries": 1.5}, "tries is 1.5, expected a whole number from 1"),
+        ({"split": 5}, "split is 5, expected the name"),
+        ({"decoding": "beam"}, "decoding is 'beam', expected greedy, sampled"),
+        ({"checkpoint": 1.0}, "checkpoint is 1.0, expected a version"),
+    ],
+)
+def test_an_evaluation_that_cannot_be_meant_is_refused(arguments: dict[str, object], says: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=says):
+        kifu.evaluate(**{"run": tmp_path, **arguments})  # type: ignore[arg-type]
+
+
+def test_a_model_may_be_named_by_its_path() -> None:
+    """A folder as pathlib gives it means what its text means."""
+    given = [fill("key_door_text", model=model) for model in (Path("models") / "mine", "models/mine")]
+    assert given[0].experiment == given[1].experiment
 
 
 def test_an_override_of_an_unknown_field_names_the_nearest() -> None:

@@ -35,7 +35,7 @@ def audit(
             say(f"cannot be rebuilt: {item.trajectory}: {item.why}")
         for problem in report.problems[:_SHOWN]:
             where = " ".join(part for part in (problem.part, problem.trajectory) if part)
-            say(f"problem: {where}: {problem.what}")
+            say(f"problem: {where or 'run'}: {problem.what}")
         hidden = max(0, len(report.problems) - _SHOWN) + max(0, len(report.not_rebuildable) - _SHOWN)
         if hidden:
             say(f"and {hidden} more; --json lists all")

@@ -10,8 +10,8 @@ from rich.text import Text
 from kifu.cli.console import AsJson, cells, document, grid, guarded, output, percent, say
 from kifu.dashboard import Transcript, decoder_of, printable, transcript
 from kifu.errors import UsageError
-from kifu.monitor import RunFolder
-from kifu.records import Origin, RunReader, Trajectory, content_digest
+from kifu.monitor import RunFolder, reader_of
+from kifu.records import Origin, Trajectory, content_digest
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -40,9 +40,9 @@ def show(
 ) -> None:
     """List a run's records, or print one with every token's origin."""
     folder = RunFolder.open(run)
-    reader = RunReader(folder.root)
+    reader = reader_of(folder)
     if trajectory is None:
-        _list([_line(item) for item in reader.trajectories()], run=run, limit=limit, as_json=as_json)
+        _list([_line(item) for item in reader.trajectories()], folder=folder, limit=limit, as_json=as_json)
         return
     found = reader.find(trajectory)
     if tape is not None and tape >= len(found.tapes):
@@ -76,7 +76,7 @@ def _line(item: Trajectory) -> dict[str, Any]:
     }
 
 
-def _list(lines: list[dict[str, Any]], *, run: Path, limit: int, as_json: bool) -> None:
+def _list(lines: list[dict[str, Any]], *, folder: RunFolder, limit: int, as_json: bool) -> None:
     if as_json:
         document(lines)
         return
@@ -87,10 +87,16 @@ def _list(lines: list[dict[str, Any]], *, run: Path, limit: int, as_json: bool) 
     output().print(table)
     if len(lines) > limit:
         say(f"the newest {limit} of {len(lines):,}; --limit shows more")
+    unlisted = sorted(path.name for path in folder.records.glob("part-*.parquet"))
     if lines:
-        say(f"one of them, token by token: kifu show {run} {lines[-1]['trajectory']}")
+        say(f"one of them, token by token: kifu show {folder.root} {lines[-1]['trajectory']}")
+    elif unlisted:
+        say(
+            f"{folder.records}: no record is listed in manifest.jsonl, yet {unlisted[0]} to {unlisted[-1]} are there; "
+            f"restore the manifest from a copy. `kifu audit {folder.root}` names all that is missing."
+        )
     else:
-        say(f"{run}: no record yet; `kifu resume {run}` goes on with it")
+        say(f"{folder.root}: no record yet; `kifu resume {folder.root}` goes on with it")
 
 
 def _tape(item: Transcript) -> dict[str, Any]:

@@ -40,7 +40,7 @@ def curve(run: RunView) -> str:
         color="var(--point)",
         dots=True,
     )
-    return line_chart([trained, evaluated], Frame(y_label="success"), title=f"learning curve of {run.facts['name']}")
+    return line_chart([trained, evaluated], Frame(y_label="success"), title=f"learning curve of {run.began.name}")
 
 
 def _taken(run: RunView) -> dict[int, int]:

@@ -9,8 +9,8 @@ from typing import Any, TypeAlias
 
 from kifu.errors import AlteredError
 from kifu.evaluation import Interval, wilson
-from kifu.monitor import RunFolder, read_metrics
-from kifu.records import PlanLine, Purpose, RunReader, Trajectory, read_plan
+from kifu.monitor import RunFacts, RunFolder, begun, read_metrics, reader_of
+from kifu.records import PlanLine, Purpose, Trajectory, read_plan
 
 Tables: TypeAlias = Mapping[str, Mapping[str, Any]]
 
@@ -20,7 +20,9 @@ class RunView:
     """One run as it stands in its folder."""
 
     folder: RunFolder
+    began: RunFacts
     facts: Mapping[str, Any]
+    """Also what was noted later."""
     protocol: Tables
     """The six frozen layers."""
     metrics: Sequence[Mapping[str, Any]]
@@ -53,9 +55,10 @@ def read_run(root: Path | str) -> RunView:
         AlteredError: records, plan or protocol differ from what was promised.
     """
     folder = RunFolder.open(Path(root))
-    reader = RunReader(folder.root)
+    reader = reader_of(folder)
     return RunView(
         folder=folder,
+        began=begun(folder),
         facts=folder.facts(),
         protocol=_protocol(folder.protocol),
         metrics=read_metrics(folder.metrics) if folder.metrics.exists() else [],

@@ -46,7 +46,7 @@ def render_report(run: RunView, *, transcripts: int = 12) -> str:
         sections.cards(run),
         sections.protocol(run),
     )
-    title = f"{run.facts['name']} · seed {run.facts['seed']} · kifu"
+    title = f"{run.began.name} · seed {run.began.seed} · kifu"
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'

@@ -40,8 +40,8 @@ def table(head: Sequence[str], rows: Sequence[Sequence[object]], *, numbers: Seq
 
 def header(run: RunView) -> str:
     """Who ran, what came of it."""
-    facts, found = run.facts, run.evaluations
-    experiment = facts["experiment"]
+    facts, found, began = run.facts, run.evaluations, run.began
+    experiment = began.experiment
     policy = experiment["policy"]
     what = policy.get("model") or f"{policy['engine']} {policy.get('kind', '')}"
     figures = [
@@ -55,9 +55,9 @@ def header(run: RunView) -> str:
     for name, item in (("before", found[0]), ("after", found[-1])) if found else ():
         figures.append((f"success {name}", _interval(item[2])))
     return (
-        f"<h1>{shown(facts['name'])} <span class='quiet'>seed {shown(str(facts['seed']))}</span></h1>"
-        f'<div class="quiet">protocol <code>{shown(facts["protocol"])}</code> · kifu {shown(facts["kifu"])} · '
-        f"{shown(str(facts['machine'].get('cpu', '')))}</div>{boxes(figures)}"
+        f"<h1>{shown(began.name)} <span class='quiet'>seed {shown(str(began.seed))}</span></h1>"
+        f'<div class="quiet">protocol <code>{shown(began.protocol)}</code> · kifu {shown(began.kifu)} · '
+        f"{shown(str(began.machine.get('cpu', '')))}</div>{boxes(figures)}"
     )
 
 
@@ -167,7 +167,7 @@ def cards(run: RunView) -> str:
             f"{stage['name']} · {stage['method']} · steps {stage['first']} to {stage['first'] + stage['steps'] - 1}",
             stage,
         )
-        for stage in run.facts.get("stages", ())
+        for stage in run.facts.get("stages") or ()
     ]
     if not methods and "algorithm_card" in run.facts:
         methods = [(" ".join(_methods(run)), {"card": run.facts["algorithm_card"]})]
@@ -184,9 +184,7 @@ def cards(run: RunView) -> str:
 
 def _methods(run: RunView) -> list[str]:
     """Id of every stage's method, in order."""
-    return [stage["method"] for stage in run.facts.get("stages", ())] or [
-        run.facts["experiment"]["credit"]["algorithm"]
-    ]
+    return [stage["method"] for stage in run.facts.get("stages") or ()] or [run.began.experiment["credit"]["algorithm"]]
 
 
 def _card(stage: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,15 +1,16 @@
 """What a run looks like from outside while it works: folder, metrics, timings, progress, TensorBoard events."""
 
 from kifu.monitor.events import EventWriter
+from kifu.monitor.facts import GATEWAY, PROTOCOL_FILE, RUN_FORMAT, RunFacts
 from kifu.monitor.memory import peak_rss_bytes, release_free_memory
 from kifu.monitor.metrics import FAMILIES, METRICS, MetricsWriter, MetricValue, StepMetrics, read_metrics, undocumented
 from kifu.monitor.progress import Progress, StepView, sparkline, step_line
 from kifu.monitor.runfolder import (
-    PROTOCOL_FILE,
-    RUN_FORMAT,
     RunFolder,
+    begun,
     discard,
     protocol_problem,
+    reader_of,
     write_atomic,
     write_json,
 )
@@ -17,6 +18,7 @@ from kifu.monitor.timings import Stage, Stopwatch, Timings
 
 __all__ = [
     "FAMILIES",
+    "GATEWAY",
     "METRICS",
     "PROTOCOL_FILE",
     "RUN_FORMAT",
@@ -24,16 +26,19 @@ __all__ = [
     "MetricValue",
     "MetricsWriter",
     "Progress",
+    "RunFacts",
     "RunFolder",
     "Stage",
     "StepMetrics",
     "StepView",
     "Stopwatch",
     "Timings",
+    "begun",
     "discard",
     "peak_rss_bytes",
     "protocol_problem",
     "read_metrics",
+    "reader_of",
     "release_free_memory",
     "sparkline",
     "step_line",

@@ -9,13 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from kifu.errors import AlteredError, FormatError, StorageError
-from kifu.records import write_atomically
-
-RUN_FORMAT = 1
-"""Format of the run folder. A reader refuses a newer one."""
-
-PROTOCOL_FILE = "protocol_file"
-"""Fact of ``run.json``: SHA-256 of the bytes of ``protocol.toml``."""
+from kifu.monitor.facts import PROTOCOL_FILE, RUN_FORMAT, RunFacts, begun_facts, read_facts
+from kifu.records import GENESIS, RunReader, write_atomically
 
 _FOLDERS = ("records", "wal", "weights", "checkpoints", "blobs")
 
@@ -51,29 +46,30 @@ class RunFolder:
 
         Raises:
             StorageError: no run there.
+            AlteredError: ``run.json`` is damaged.
             FormatError: written by a newer kifu.
         """
         folder = cls(root=root)
         if not folder.run_json.is_file():
             raise StorageError(f"{root}: no run here (no run.json). Expected the folder a `kifu train` wrote.")
         found = folder.facts().get("format")
-        if not isinstance(found, int) or not 1 <= found <= RUN_FORMAT:
+        if type(found) is not int:
+            raise AlteredError(
+                f"{folder.run_json}: `format` is {found!r:.40}, expected a whole number; restore the file from a copy"
+            )
+        if not 1 <= found <= RUN_FORMAT:
             raise FormatError(
                 f"{folder.run_json}: format {found}, this kifu reads up to {RUN_FORMAT}. Upgrade kifu to open this run."
             )
         return folder
 
     def facts(self) -> dict[str, Any]:
-        """What ``run.json`` says."""
-        try:
-            found = json.loads(self.run_json.read_text(encoding="utf-8"))
-        except (json.JSONDecodeError, UnicodeDecodeError) as cause:
-            raise AlteredError(
-                f"{self.run_json}: not JSON ({cause}). It is only ever replaced whole, so something else changed it."
-            ) from cause
-        if not isinstance(found, dict):
-            raise AlteredError(f"{self.run_json}: holds {type(found).__name__}, expected an object")
-        return found
+        """What ``run.json`` says; every fact that is there has its type.
+
+        Raises:
+            AlteredError: not JSON, or a fact of another type.
+        """
+        return read_facts(self.run_json)
 
     def write_facts(self, facts: Mapping[str, Any]) -> None:
         """Replace ``run.json``; the format number is added."""
@@ -133,6 +129,26 @@ class RunFolder:
     def lock(self) -> Path:
         """Held by the one process that writes."""
         return self.root / "lock"
+
+
+def begun(folder: RunFolder) -> RunFacts:
+    """What the run of an experiment noted of itself when it began.
+
+    Raises:
+        StorageError: the run is a gateway's, which has no experiment.
+        AlteredError: facts are missing or of another type.
+    """
+    return begun_facts(folder.facts(), path=folder.run_json)
+
+
+def reader_of(folder: RunFolder) -> RunReader:
+    """The run's records, at least as far as ``run.json`` notes their head; another process may be writing them.
+
+    Raises:
+        AlteredError: the manifest is missing, cut or changed.
+    """
+    head = folder.facts().get("head")
+    return RunReader(folder.root, expected_head=None if head == GENESIS else head)
 
 
 def discard(folder: RunFolder) -> None:

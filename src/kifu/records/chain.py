@@ -55,8 +55,14 @@ def read_chain(path: Path, *, expected_head: str | None = None) -> Chain:
 
     Raises:
         AlteredError: a line was changed, dropped or moved, or lines up to ``expected_head`` were cut off.
+        StorageError: it cannot be read.
     """
-    data = path.read_bytes() if path.exists() else b""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        data = b""
+    except OSError as cause:
+        raise StorageError(f"{path}: cannot be read: {cause.strerror}; expected a file of JSON lines") from cause
     whole, newline, tail = data.rpartition(b"\n")
     lines: list[dict[str, Any]] = []
     head = GENESIS

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from kifu.errors import AlteredError, FormatError
+from kifu.errors import AlteredError, FormatError, StorageError
 from kifu.records.files import write_atomically
 from kifu.records.rows import Row, rows_table, table_rows
 from kifu.records.schema import FORMAT_VERSION, check_format
@@ -82,9 +82,14 @@ def read_part(folder: Path, part: Part) -> list[Row]:
         AlteredError: the part is missing, or its bytes or rows differ.
     """
     path = folder / part.part
-    if not path.exists():
-        raise AlteredError(f"{path}: the manifest lists this part, but the file is missing; restore it from a copy")
-    data = path.read_bytes()
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError as missing:
+        raise AlteredError(
+            f"{path}: the manifest lists this part, but the file is missing; restore it from a copy"
+        ) from missing
+    except OSError as cause:
+        raise StorageError(f"{path}: cannot be read: {cause.strerror}; expected a part of the record") from cause
     found = hashlib.sha256(data).hexdigest()
     if found != part.sha256:
         raise AlteredError(

@@ -10,8 +10,8 @@ from typing import Literal
 from kifu.envs.waiting import to_end
 from kifu.errors import ExperimentError
 from kifu.evaluation import EvaluationSummary, TrainingHistory, summarize
-from kifu.monitor import write_json
-from kifu.records import RunReader, RunStore, Trajectory
+from kifu.monitor import reader_of, write_json
+from kifu.records import RunStore, Trajectory
 from kifu.rollout import Setting
 from kifu.training.books import Books
 from kifu.training.collect import Collector
@@ -71,7 +71,7 @@ def evaluate(
             raise ExperimentError(f"{root}: no split `{wanted.split}`; environment.splits has: {', '.join(splits)}")
         with _sink(run, keep=keep) as accept:
             trajectories = to_end(_attempts(run, wanted, accept=accept, progress=progress))
-        history = TrainingHistory.of(RunReader(root).trajectories())
+        history = TrainingHistory.of(reader_of(run.folder).trajectories())
         summary = summarize(trajectories, run=str(root), checkpoint=str(wanted.checkpoint), history=history)
         if accept.folder is not None:
             write_json(accept.folder / "evaluation.json", {"decoding": wanted.decoding, **summary.to_json()})

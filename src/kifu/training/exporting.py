@@ -12,9 +12,9 @@ from torch import Tensor
 
 from kifu.errors import StorageError, UsageError
 from kifu.models import ModelFolder
-from kifu.monitor import RunFolder, write_atomic, write_json
+from kifu.monitor import GATEWAY, RunFolder, begun, reader_of, write_atomic, write_json
 from kifu.policy import Weights
-from kifu.records import AgentCard, Ints, RunReader, Trajectory, Version, to_atif, to_messages
+from kifu.records import AgentCard, Ints, Trajectory, Version, to_atif, to_messages
 from kifu.training.experiment import Loaded
 from kifu.training.layers import HfPolicy, Lora
 from kifu.training.opened import OpenedRun, opened
@@ -103,6 +103,7 @@ def _tensor(weights: Weights, name: str) -> Tensor:
 
 def _card(run: OpenedRun, entry: Version, *, base: ModelFolder) -> str:
     facts, experiment = run.folder.facts(), run.prepared.experiment
+    began = begun(run.folder)
     licence = base.licence or "unknown"
     lines = [
         "---",
@@ -112,9 +113,9 @@ def _card(run: OpenedRun, entry: Version, *, base: ModelFolder) -> str:
         "tags: [kifu, reinforcement-learning]",
         "---",
         "",
-        f"# {facts['name']}, seed {facts['seed']}, version {entry.version}",
+        f"# {began.name}, seed {began.seed}, version {entry.version}",
         "",
-        f"Trained with kifu {facts['kifu']} from {base.source} by `{experiment.credit.algorithm}` "
+        f"Trained with kifu {began.kifu} from {base.source} by `{experiment.credit.algorithm}` "
         f"in the environment `{experiment.environment.name}`.",
         "",
         "| what | digest (SHA-256) |",
@@ -123,7 +124,7 @@ def _card(run: OpenedRun, entry: Version, *, base: ModelFolder) -> str:
         f"| weights it started from | `{base.digests.weights}` |",
         f"| tokenizer | `{base.digests.tokenizer}` |",
         f"| chat template | `{base.digests.template}` |",
-        f"| protocol, the frozen experiment | `{facts['protocol']}` |",
+        f"| protocol, the frozen experiment | `{began.protocol}` |",
         f"| head of the record's manifest | `{facts.get('head')}` |",
         "",
         *_results(facts.get("evaluations", [])),
@@ -160,15 +161,24 @@ def export_atif(root: Path | str, out: Path | str, *, decode: Decode | None = No
         StorageError: no run there, or the folder is not empty.
     """
     folder, out = RunFolder.open(Path(root)), Path(out)
-    policy = folder.facts()["experiment"]["policy"]
-    agent = AgentCard(version=AGENT, model_name=policy.get("model", policy.get("kind")))
+    agent = AgentCard(version=AGENT, model_name=_model_name(folder))
     _claim(out)
     count = 0
-    for trajectory in RunReader(folder.root).trajectories():
+    for trajectory in reader_of(folder).trajectories():
         document = to_atif(trajectory, agent=agent, decode=decode)
         write_json(out / f"{trajectory.id.replace('/', '-')}.json", document)
         count += 1
     return count
+
+
+def _model_name(folder: RunFolder) -> str | None:
+    """How the run names its policy."""
+    served = folder.facts().get(GATEWAY)
+    if served is not None:
+        return Path(str(served.get("model"))).name
+    policy = begun(folder).experiment["policy"]
+    found = policy.get("model", policy.get("kind"))
+    return None if found is None else str(found)
 
 
 def export_messages(root: Path | str, out: Path | str, *, decode: Decode | None = None) -> int:
@@ -185,7 +195,7 @@ def export_messages(root: Path | str, out: Path | str, *, decode: Decode | None 
     folder, out = RunFolder.open(Path(root)), Path(out)
     lines = [
         json.dumps(_conversation(trajectory, decode), ensure_ascii=False).encode() + b"\n"
-        for trajectory in RunReader(folder.root).trajectories()
+        for trajectory in reader_of(folder).trajectories()
     ]
     out.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(out, b"".join(lines))

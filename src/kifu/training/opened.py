@@ -7,7 +7,7 @@ from pathlib import Path
 
 from kifu.engines import build_engine
 from kifu.errors import StorageError, UsageError
-from kifu.monitor import RunFolder
+from kifu.monitor import RunFolder, begun
 from kifu.policy import Engine, Weights
 from kifu.records import WeightStore
 from kifu.training.experiment import Loaded
@@ -86,6 +86,6 @@ def opened(root: Path, *, experiment: Loaded | None = None) -> Iterator[OpenedRu
     folder, prepared = reopen(root, environment=experiment)
     weights = WeightStore(folder.weights, read_only=True)
     try:
-        yield OpenedRun(folder=folder, prepared=prepared, seed=folder.facts()["seed"], weights=weights)
+        yield OpenedRun(folder=folder, prepared=prepared, seed=begun(folder).seed, weights=weights)
     finally:
         weights.close()

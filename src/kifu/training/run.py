@@ -5,6 +5,7 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import tomlkit
 from kifu.envs.waiting import to_end
 from kifu.errors import AlteredError, EngineFailure, ExperimentError, KifuError, ModelError, StorageError, UsageError
 from kifu.evaluation import EvaluationSummary
-from kifu.monitor import PROTOCOL_FILE, RunFolder, discard, protocol_problem, write_atomic
+from kifu.monitor import PROTOCOL_FILE, RunFacts, RunFolder, begun, discard, protocol_problem, write_atomic
 from kifu.records import Trajectory, read_chain
 from kifu.records.ledger import Ledger
 from kifu.records.plan import PlanLine, PlanLog, read_plan
@@ -23,6 +24,7 @@ from kifu.records.store import RunStore
 from kifu.records.weights import VERSIONS, WeightStore
 from kifu.render import SymbolRenderer
 from kifu.training.bench import Bench, relevant
+from kifu.training.called import check_seed
 from kifu.training.checkpoint import Mark, list_checkpoints, load_checkpoint
 from kifu.training.experiment import Loaded, parse_experiment
 from kifu.training.loop import Loop, Progress
@@ -54,11 +56,13 @@ def train(loaded: Loaded, *, out: Path | None = None, seed: int = 0, quiet: bool
         quiet: show nothing.
 
     Raises:
+        UsageError: a seed that records cannot hold.
         ExperimentError: the protocol is incomplete or contradictory; nothing was written.
         StorageError: the folder is taken or the disk is full.
         ModelError: the engine cannot be brought up; the folder is as it was.
         KifuError: whatever stopped the run; its folder can be resumed.
     """
+    check_seed(seed, where=loaded.name)
     prepared = prepare(loaded)
     if prepared.protocol.missing:
         raise ExperimentError(
@@ -96,7 +100,7 @@ def resume(root: Path, *, environment: Loaded | None = None, quiet: bool = False
     altered = protocol_problem(folder)
     if altered is not None:
         raise AlteredError(altered)
-    return _drive(prepared, folder, seed=folder.facts()["seed"], quiet=quiet)
+    return _drive(prepared, folder, seed=begun(folder).seed, quiet=quiet)
 
 
 def reopen(root: Path, *, environment: Loaded | None = None) -> tuple[RunFolder, Prepared]:
@@ -111,11 +115,11 @@ def reopen(root: Path, *, environment: Loaded | None = None) -> tuple[RunFolder,
         ExperimentError: the experiment of the folder cannot be rebuilt here.
     """
     folder = RunFolder.open(root)
-    facts = folder.facts()
-    prepared = prepare(environment if environment is not None else _loaded(facts, root), start=facts.get("start"))
-    if prepared.protocol.hash != facts["protocol"]:
+    facts = begun(folder)
+    prepared = prepare(environment if environment is not None else _loaded(facts, root), start=facts.start)
+    if prepared.protocol.hash != facts.protocol:
         raise ExperimentError(
-            f"{root}: the run's protocol is {facts['protocol'][:12]}, here it would be {prepared.protocol.hash[:12]}. "
+            f"{root}: the run's protocol is {facts.protocol[:12]}, here it would be {prepared.protocol.hash[:12]}. "
             "The environment, model or a library differs from when the run began; go on with the same, or start anew."
         )
     return folder, prepared
@@ -155,17 +159,23 @@ def _symbols(prepared: Prepared) -> list[str] | None:
     return [*renderer.actions, *renderer.vocabulary] if isinstance(renderer, SymbolRenderer) else None
 
 
-def _loaded(facts: Mapping[str, Any], root: Path) -> Loaded:
-    experiment, copies = facts["experiment"], copied(root)
+def _loaded(facts: RunFacts, root: Path) -> Loaded:
+    experiment, copies = dict(facts.experiment), copied(root)
     if experiment.get("stages"):  # then these two are the last stage's, and no table of the file
         experiment = {name: table for name, table in experiment.items() if name not in ("credit", "update")}
-    where = {"name": facts["name"], "folder": Path(facts["relative_to"]), "where": f"{root}/run.json"}
-    loaded = parse_experiment(experiment, **where)
+    parse = partial(parse_experiment, name=facts.name, folder=facts.relative_to, where=f"{root}/run.json")
+    try:
+        loaded = parse(experiment)
+    except ExperimentError as cause:
+        raise AlteredError(
+            f"{cause}\nThe experiment in run.json was written by kifu {facts.kifu} and accepted then. Restore it "
+            "from a copy, or open the run with that version."
+        ) from cause
     names = stored_names(loaded.experiment)
     if not copies or len(copies) != len(names):
         return loaded
     moved = dict(zip(names, copies, strict=True))  # the runs that were learned from may be gone
-    return parse_experiment(_moved(experiment, moved), **where)
+    return parse(_moved(experiment, moved))
 
 
 def _moved(value: Any, moved: Mapping[str, str]) -> Any:  # noqa: ANN401 (a JSON tree)
@@ -212,8 +222,11 @@ def _open_run(
 ) -> Iterator[tuple[Bench, PlanLog, Observer, list[PlanLine]]]:
     mark = _last_mark(folder)
     recorded = _recorded(folder, mark)
-    planned = read_plan(folder.root, expected_head=None if mark is None else mark.plan_head)
-    weights = WeightStore(folder.weights)
+    noted = folder.facts()
+    if mark is not None:
+        read_plan(folder.root, expected_head=mark.plan_head)
+    planned = read_plan(folder.root, expected_head=noted.get("plan_head"))
+    weights = WeightStore(folder.weights, expected_head=noted.get("versions_head"))
     plans = PlanLog(folder.root)
     resume_at = None if mark is None and not planned else (mark.step if mark else 0)
     try:

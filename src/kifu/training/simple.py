@@ -1,6 +1,7 @@
 """Training and evaluating from Python without an experiment file: the same six layers are filled and frozen."""
 
 import inspect
+import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,7 @@ from kifu.envs.suites.jsonl import RewardFunction, questions
 from kifu.errors import UsageError
 from kifu.evaluation import EvaluationSummary
 from kifu.training import evaluate as evaluation
+from kifu.training.called import check_count, check_reward, check_seed, listed_tasks, model_name, path_of, text_of
 from kifu.training.experiment import VERSION, Loaded, Table, merge, parse_experiment
 from kifu.training.run import Result
 from kifu.training.run import train as run_experiment
@@ -26,7 +28,7 @@ def train(
     *,
     tasks: str | Path | Sequence[Task] | None = None,
     reward: RewardFunction | str | None = None,
-    model: str = "smollm2-135m",
+    model: str | Path = "smollm2-135m",
     algorithm: str = "grpo",
     out: str | Path | None = None,
     seed: int = 0,
@@ -47,14 +49,13 @@ def train(
         **overrides: fields of the experiment file: ``update={"steps": 4}`` or ``**{"update.steps": 4}``.
 
     Raises:
+        UsageError: an argument is not what it must be.
         ExperimentError: a layer is missing something or contradicts another.
     """
-    if out is not None and not isinstance(out, str | Path):
-        raise UsageError(f"kifu.train: out is {out!r:.100}, expected the path of a folder")
-    if not isinstance(seed, int):
-        raise UsageError(f"kifu.train: seed is {seed!r:.100}, expected a whole number")
+    root = None if out is None else path_of(out, where="kifu.train: out")
+    check_seed(seed, where="kifu.train")
     loaded = fill(environment, tasks=tasks, reward=reward, model=model, algorithm=algorithm, overrides=overrides)
-    return run_experiment(loaded, out=None if out is None else Path(out), seed=seed, quiet=quiet)
+    return run_experiment(loaded, out=root, seed=seed, quiet=quiet)
 
 
 def evaluate(
@@ -77,10 +78,21 @@ def evaluate(
         decoding: ``greedy``, or ``sampled`` as rollouts are.
 
     Raises:
+        UsageError: an argument is not what it must be.
         StorageError: no run there, or the version is not kept.
     """
+    where = "kifu.evaluate"
+    root = path_of(run, where=f"{where}: run")
+    check_count(tasks, name="tasks", where=where)
+    check_count(tries, name="tries", where=where)
+    if isinstance(checkpoint, bool) or not isinstance(checkpoint, int | str):
+        raise UsageError(f"{where}: checkpoint is {checkpoint!r:.100}, expected a version's number, first or last")
+    if split is not None:
+        text_of(split, name="split", where=where, expected="the name of one of the run's splits")
+    if decoding not in (None, "greedy", "sampled"):
+        raise UsageError(f"{where}: decoding is {decoding!r:.100}, expected greedy, sampled or None")
     wanted = evaluation.Evaluation(checkpoint=checkpoint, split=split, tasks=tasks, tries=tries, decoding=decoding)
-    return evaluation.evaluate(run, wanted)
+    return evaluation.evaluate(root, wanted)
 
 
 def fill(
@@ -88,7 +100,7 @@ def fill(
     *,
     tasks: str | Path | Sequence[Task] | None = None,
     reward: RewardFunction | str | None = None,
-    model: str = "smollm2-135m",
+    model: str | Path = "smollm2-135m",
     algorithm: str = "grpo",
     overrides: Mapping[str, Any] | None = None,
 ) -> Loaded:
@@ -98,10 +110,14 @@ def fill(
         UsageError: neither an environment nor a file of questions, or both.
         ExperimentError: an override names no field.
     """
+    where = "kifu.train"
+    model = model_name(model, where=where)
+    known = "a name from `kifu algorithms`"
+    algorithm = text_of(algorithm, name="algorithm", where=where, expected=known)
+    check_reward(reward, where=where)
+    given = None if tasks is None or isinstance(tasks, str | os.PathLike) else listed_tasks(tasks, where=where)
     cls, name = _environment(environment, tasks, reward)
-    listed: tuple[Task, ...] = getattr(cls, "rows", ())
-    if not isinstance(tasks, str | Path) and tasks is not None:
-        listed = tuple(tasks)
+    listed: tuple[Task, ...] = getattr(cls, "rows", ()) if given is None else given
     listed = hold_out(listed)
     table: Table = {
         "kifu": VERSION,
@@ -125,7 +141,7 @@ def fill(
         for part in reversed(key.split(".")):
             value = {part: value}
         table = merge(table, value)
-    loaded = parse_experiment(table, name=_slug(cls), folder=Path.cwd(), where="kifu.train")
+    loaded = parse_experiment(table, name=_slug(cls), folder=Path.cwd(), where=where)
     return replace(loaded, environment=cls, tasks=listed, tasks_digest=tasks_digest(listed) if listed else None)
 
 
@@ -137,10 +153,10 @@ def _environment(
     tasks: str | Path | Sequence[Task] | None,
     reward: RewardFunction | str | None,
 ) -> tuple[type[Environment], str]:
-    if isinstance(tasks, str | Path):
+    if isinstance(tasks, str | os.PathLike):
         if environment is not None:
             raise UsageError("kifu.train: found an environment and a file of questions; give one of them")
-        path = Path(tasks).resolve()
+        path = path_of(tasks, where="kifu.train: tasks").resolve()
         if callable(reward):
             _refuse_while_loading(reward)
         rule = "" if reward is None else f"@{reward}" if isinstance(reward, str) else f"@{_import_name(reward)}"
@@ -153,9 +169,10 @@ def _environment(
         raise UsageError("kifu.train: a reward belongs to a file of questions; an environment pays through verify()")
     if isinstance(environment, str):
         return resolve_environment(environment), environment
-    if not (isinstance(environment, type) and issubclass(environment, Environment)):
+    found: object = environment
+    if not (isinstance(found, type) and issubclass(found, Environment)):
         raise UsageError(
-            f"kifu.train: found {environment!r:.100}, expected a class derived from kifu.Environment (the class, not "
+            f"kifu.train: found {found!r:.100}, expected a class derived from kifu.Environment (the class, not "
             "an instance) or the name of one"
         )
     _refuse_while_loading(environment)
