@@ -10,7 +10,8 @@ from kifu.envs.guard import Called
 from kifu.envs.segments import next_segment, read_state
 from kifu.envs.waiting import to_end
 from kifu.errors import BoundaryError, KifuError
-from kifu.records import Finish, Replayed, RunReader, StopReason, ToolResult, Trajectory, Turn, Verdict
+from kifu.monitor import reader_of
+from kifu.records import Finish, Replayed, StopReason, ToolResult, Trajectory, Turn, Verdict
 from kifu.records.blobs import BlobStore
 from kifu.render import Message
 from kifu.rollout import tool_views
@@ -62,7 +63,7 @@ def replay_run(
         StorageError: no run there, or no such record.
     """
     folder, prepared = reopen(Path(root), environment=experiment)
-    reader = RunReader(folder.root)
+    reader = reader_of(folder)
     items = reader.trajectories() if trajectory is None else iter([reader.find(trajectory)])
     found: dict[str, Replayed] = {}
     for item in items:
