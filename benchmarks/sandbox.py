@@ -7,6 +7,7 @@ of `ns` are the kernel's for the whole call, those of programs are of the proces
 """
 
 import argparse
+import json
 import os
 import resource
 import shutil
@@ -198,11 +199,28 @@ def episodes(seconds: float) -> str:
     return f"{count / seconds:.1f} episodes/s (reset + 3 calls) by one supervisor, {cpu / count * 1e3:.1f} CPU-ms each"
 
 
+def chaos(path: Path) -> list[str]:
+    """What random kills left behind."""
+    found = json.loads(path.read_text())
+    left = sum(len(what) for what in found["left"].values())
+    return [
+        "## Random kills",
+        "",
+        "    python benchmarks/sandbox_chaos.py --episodes 10000 --seed 0",
+        "",
+        f"{found['episodes']:,} episodes, {found['killed_supervisors']} supervisors and {found['killed_parts']} other "
+        f"parts killed: {found['right']:,} right, {found['failed']:,} ended as failures or by the signal, "
+        f"{found['wrong']} wrong; processes, mounts, folders and descriptors left: {left}. {found['seconds']:.0f} s.",
+        "",
+    ]
+
+
 def main() -> None:
     """Measure and write the page."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--bwrap", default=shutil.which("bwrap") or "")
+    parser.add_argument("--chaos", default="", help="what benchmarks/sandbox_chaos.py printed")
     parser.add_argument("--out", default="")
     given = parser.parse_args()
     load = os.getloadavg()
@@ -211,7 +229,7 @@ def main() -> None:
     parts = [
         "# What the sandbox costs",
         "",
-        f"    python benchmarks/sandbox.py {' '.join(sys.argv[1:])}",
+        f"    python benchmarks/sandbox.py --rounds {given.rounds} --bwrap BWRAP --chaos CHAOS --out THIS",
         "",
         f"Linux {os.uname().release}, {os.cpu_count()} cores, Python {sys.version.split()[0]}, as {user}; load average "
         f"{load[0]:.1f} at the start. With other work on the machine the CPU column, a mean, is the solid one.",
@@ -230,6 +248,7 @@ def main() -> None:
         "",
         f"{episodes(10.0)}.",
         "",
+        *(chaos(Path(given.chaos)) if given.chaos else []),
     ]
     text = "\n".join(parts)
     print(text)

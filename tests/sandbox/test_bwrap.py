@@ -1,4 +1,4 @@
-"""The bubblewrap back-end: refused where the program is missing, and honest about what it cannot prove where it is not."""
+"""The bubblewrap back-end: refused where the program is missing, honest about what it cannot prove where it is not."""
 
 import os
 import shutil

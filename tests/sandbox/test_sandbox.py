@@ -319,3 +319,26 @@ def test_a_policy_that_requires_more_than_is_proved_is_refused(backend: NsBacken
 def test_an_unknown_backend_is_named_with_the_nearest() -> None:
     with pytest.raises(UsageError, match="did you mean `bwrap`"):
         open_sandbox(POLICY, backends=["bwarp"])
+
+
+def test_a_warm_command_runs_in_the_fork_servers_interpreter_and_behaves_like_a_cold_one() -> None:
+    packages = str(Path(pytest.__file__).parents[1])
+    mounts = (Mount(source=packages, target="/opt/packages"),)
+    argv = ("/usr/bin/python3", "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_sum.py")
+    env = (("PYTHONPATH", "/opt/packages"), ("PYTHONDONTWRITEBYTECODE", "1"))
+    tools = (
+        RunTool(name="warm", argv=argv, env=env, is_warm=True),
+        RunTool(name="cold", argv=argv, env=env),
+    )
+    base = Tree.of({"test_sum.py": "def test_good():\n    assert 1\n\n\ndef test_bad():\n    assert sum([1]) == 2\n"})
+    preload = ("pytest", "_pytest.assertion.rewrite")
+    backend = NsBackend(interpreter="/usr/bin/python3", preload=preload, path=("/opt/packages",), mounts=mounts)
+    try:
+        policy = Policy(base=base, tools=tools, limits=LIMITS)
+        with open_sandbox(policy, backends=[backend]) as sandbox:
+            results = {name: sandbox.call(name) for name in ("cold", "warm")}
+        assert {result.code for result in results.values()} == {1}, results
+        assert all(b"1 failed, 1 passed" in result.out for result in results.values())
+        assert results["warm"].cpu_s < results["cold"].cpu_s
+    finally:
+        backend.close()

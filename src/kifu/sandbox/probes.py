@@ -1,7 +1,7 @@
 """Attacks a box makes on its own walls, to prove them. Standard library only; runs inside a box, prints JSON.
 
-Each probe returns what it could do that it should not; an empty text means that the wall held. ``facts`` are planted by
-the prover: a file and a socket of the host, the number of its process.
+Each probe returns what it could do that it should not; an empty text means that the wall held. ``facts`` come from the
+prover: folders and a socket of the host, the number of its process, the limits.
 """
 
 # Pathlib would make every process that is forked here larger.
@@ -49,8 +49,8 @@ def net_none(facts: dict) -> str:  # type: ignore[type-arg]
 
 
 def fs_private(facts: dict) -> str:  # type: ignore[type-arg]
-    """Read a file planted on the host; look for folders every host has."""
-    seen = [path for path in (facts["file"], *_HOST_FOLDERS) if os.path.exists(path)]
+    """Look for folders of the prover, and for folders every host has."""
+    seen = [path for path in (*facts["paths"], *_HOST_FOLDERS) if os.path.exists(path)]
     return f"can see {', '.join(seen)}" if seen else ""
 
 

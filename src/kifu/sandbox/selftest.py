@@ -8,7 +8,6 @@ import json
 import os
 import secrets
 import socket
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -65,9 +64,10 @@ class ProbeBox(Protocol):
 class Planted:
     """What the host holds that no box may reach."""
 
-    file: str
     socket: str
+    """Abstract, so that nothing of it stays when the prover is killed."""
     paths: tuple[str, ...]
+    """Folders that may neither be seen nor named in a box."""
 
 
 def run_self_test(name: str, box: ProbeBox, *, paths: tuple[str, ...] = ()) -> Proof:
@@ -91,26 +91,19 @@ def run_self_test(name: str, box: ProbeBox, *, paths: tuple[str, ...] = ()) -> P
 
 @contextmanager
 def _planted(more: tuple[str, ...]) -> Iterator[Planted]:
-    secret = f"kifu-{secrets.token_hex(8)}"
-    with (
-        tempfile.TemporaryDirectory(prefix=secret) as folder,
-        socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener,
-    ):
-        Path(folder).chmod(0o755)
-        file = Path(folder) / "secret"
-        file.write_text(secret)
-        listener.bind(f"\0{secret}")
+    name = f"kifu-{secrets.token_hex(8)}"
+    own = [str(Path(probes.__file__).parent), str(Path.home())]
+    paths = tuple(path for path in own if len(path) > 1 and not path.startswith("/usr/"))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(f"\0{name}")
         listener.listen(4)
-        home = str(Path.home())
-        paths = (secret, str(Path(probes.__file__).parent), *([home] if len(home) > 1 else []), *more)
-        yield Planted(file=str(file), socket=secret, paths=paths)
+        yield Planted(socket=name, paths=(*paths, *more))
 
 
 def _facts(planted: Planted) -> str:
     limits = SELF_TEST
     return json.dumps(
         {
-            "file": planted.file,
             "socket": planted.socket,
             "paths": planted.paths,
             "pid": os.getpid(),

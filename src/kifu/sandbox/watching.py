@@ -15,7 +15,7 @@ from kifu.errors import SandboxFailure
 from kifu.sandbox.contract import Limits, Reason
 
 TICK_S = 0.02
-GRACE_S = 10.0
+GRACE_S = 30.0
 """For the kernel to end what was killed; beyond it the machine is in trouble."""
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 

@@ -5,6 +5,7 @@ import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable
+from dataclasses import replace
 
 from kifu.errors import ArgumentError, SandboxFailure
 from kifu.sandbox.contract import BoxPolicy, Mount, Proof
@@ -35,6 +36,7 @@ class NsBackend:
         interpreter: Python 3.11 or later for the fork server; empty for this process's own.
         preload: modules that warm commands find already imported.
         path: folders they come from, by their name in a box.
+        mounts: shown in every box, before those of its policy; where preloaded modules come from.
         layer_cache_bytes: of base trees kept in memory after their last box is gone.
         without: names from `PROTECTIONS` to leave out. For controls of tests alone: what is left out is not proved, so
             a policy that requires it refuses this back-end.
@@ -47,6 +49,7 @@ class NsBackend:
         interpreter: str = "",
         preload: Iterable[str] = (),
         path: Iterable[str] = (),
+        mounts: Iterable[Mount] = (),
         layer_cache_bytes: int = 1 << 30,
         without: frozenset[str] = frozenset(),
     ) -> None:
@@ -55,7 +58,12 @@ class NsBackend:
         if not 0 <= slot < 1000:
             raise ArgumentError(f"slot: {slot}, expected 0 to 999")
         self._spec = ServerSpec(
-            slot=slot, interpreter=interpreter, preload=tuple(preload), path=tuple(path), without=without
+            slot=slot,
+            interpreter=interpreter,
+            preload=tuple(preload),
+            path=tuple(path),
+            mounts=tuple(mounts),
+            without=without,
         )
         self._cache_bytes = layer_cache_bytes
         self._lock = threading.Lock()
@@ -117,14 +125,7 @@ class NsBackend:
                 return found
             if found is not None:
                 found[0].close()
-            spec = ServerSpec(
-                mounts=mounts,
-                slot=self._spec.slot,
-                interpreter=self._spec.interpreter,
-                preload=self._spec.preload,
-                path=self._spec.path,
-                without=self._spec.without,
-            )
+            spec = replace(self._spec, mounts=(*self._spec.mounts, *mounts))
             server = ForkServer(spec)
             made = server, LayerCache(server, self._cache_bytes)
             self._servers[mounts] = made

@@ -5,7 +5,7 @@ ends, and with it every process of every box, because it is process 1 of their n
 """
 
 # Pathlib would make every process that is forked here larger.
-# ruff: noqa: PTH102, PTH106, PTH123, PTH208
+# ruff: noqa: PTH102, PTH103, PTH106, PTH112, PTH123, PTH208
 
 import gc
 import importlib
@@ -19,7 +19,7 @@ from collections.abc import Callable
 
 from kifu.sandbox.ns.call import flags_of, serve_call
 from kifu.sandbox.ns.files import Reader, Refused, write_tree
-from kifu.sandbox.ns.kernel import clone, wipe_arguments
+from kifu.sandbox.ns.kernel import MS_BIND, MS_REC, clone, mount, wipe_arguments
 from kifu.sandbox.ns.launcher import report
 from kifu.sandbox.ns.rootfs import build_template
 from kifu.sandbox.ns.sheets import Sheets
@@ -39,9 +39,7 @@ def main(sock: socket.socket, config: dict) -> None:  # type: ignore[type-arg]
     except OSError as error:
         report(sock, "overlay", error)
         os._exit(1)
-    sys.path[:0] = config["path"]
-    for name in config["preload"]:
-        importlib.import_module(name)
+    _preload(config)
     if "wipe_argv" not in config["without"]:
         wipe_arguments("init")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -60,6 +58,19 @@ def main(sock: socket.socket, config: dict) -> None:  # type: ignore[type-arg]
         send(sock, answer, given)
         for handle in (*handles, *given):
             os.close(handle)
+
+
+def _preload(config: dict) -> None:  # type: ignore[type-arg]
+    """Import modules for warm commands, from where they will be in a box."""
+    if not config["preload"]:
+        return
+    for place, target in config["image"]:
+        if not os.path.isdir(target):
+            os.makedirs(target)
+            mount(f"/i/{place}", target, flags=MS_BIND | MS_REC)
+    sys.path[:0] = config["path"]
+    for name in config["preload"]:
+        importlib.import_module(name)
 
 
 def _try_overlay(sheets: Sheets) -> None:
