@@ -13,6 +13,7 @@ from kifu.envs.suites.key_door_text import KeyDoorText
 from kifu.envs.suites.loop_room import LoopRoom
 from kifu.envs.suites.python_tool import PythonTool
 from kifu.envs.suites.search_text import SearchText
+from kifu.envs.suites.terminal import Terminal
 from kifu.errors import UsageError, nearest
 
 ENVIRONMENTS: Mapping[str, type[Environment]] = {
@@ -24,6 +25,7 @@ ENVIRONMENTS: Mapping[str, type[Environment]] = {
     "loop_room": LoopRoom,
     "python_tool": PythonTool,
     "search_text": SearchText,
+    "terminal": Terminal,
 }
 
 
