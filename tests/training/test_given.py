@@ -60,6 +60,7 @@ T1 = "groups.0.trajectories.0"
         (f"{T1}.branch", {"parent": "T9", "turn": 1}, ["trajectory T1", "`branch.parent`", "`T9`", "Known: T2"]),
         (f"{T1}.branch", {"parent": "T1"}, ["trajectory T1", "`branch.parent`"]),
         (f"{T1}.branch", {"parent": "T2", "turn": 3}, ["trajectory T1", "`branch.turn`", "found 3"]),
+        (f"{T1}.branch", {"parent": "T2", "turn": 2}, ["trajectory T1", "`branch.turn`", "found 2", "parent T2 has 1"]),
         ("gamma", 1.5, ["`gamma`", "found 1.5", "[0, 1]"]),
         ("gamma", -0.1, ["`gamma`", "found -0.1"]),
         ("groups", [], ["`groups`"]),
@@ -72,6 +73,46 @@ def test_what_cannot_be_meant_is_named_by_trajectory_turn_and_field(path: str, v
     with pytest.raises(UsageError) as raised:
         check_given(changed(path, value), where="f.json")
     assert [part for part in ["f.json", *told] if part not in str(raised.value)] == []
+
+
+def chain(**named: tuple[str | None, str | None]) -> dict[str, Any]:
+    """One group of trajectories of two turns, each with its tree and its parent."""
+    return {
+        "groups": [
+            {
+                "trajectories": [
+                    {
+                        "id": name,
+                        "reward": 0.0,
+                        "turns": [{}, {}],
+                        "tree": tree,
+                        "branch": {"parent": parent, "turn": 1},
+                    }
+                    for name, (tree, parent) in named.items()
+                ]
+            }
+        ]
+    }
+
+
+@pytest.mark.parametrize(
+    ("document", "told"),
+    [
+        (chain(A=(None, "C"), B=(None, "A"), C=(None, "B")), ["trajectory A", "`branch.parent`", "A from C from B"]),
+        (chain(A=("red", None), B=("blue", "A")), ["trajectory B", "`tree`", "'blue'", "parent A", "'red'"]),
+    ],
+)
+def test_branches_that_cannot_have_grown_so_are_refused(document: dict[str, Any], told: list[str]) -> None:
+    with pytest.raises(UsageError) as raised:
+        check_given(document, where="f.json")
+    assert [part for part in told if part not in str(raised.value)] == []
+
+
+def test_a_branch_of_a_branch_stands_in_the_tree_of_the_root() -> None:
+    given = check_given(chain(R=("red", None), B=(None, "R"), C=(None, "B"), S=(None, None), T=(None, "S")), where="f")
+    found = [episode_of(item, given, needs_reward=True) for item in given.groups[0].trajectories]
+
+    assert [item.tree for item in found if isinstance(item, Episode)] == ["red", "red", "red", "S", "S"]
 
 
 def test_a_trajectory_without_an_id_is_named_by_its_place() -> None:

@@ -4,7 +4,7 @@ Axes: ``K`` turns, ``N`` sampled tokens of one turn.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, TypeAlias
 
@@ -260,6 +260,7 @@ def _check_group(group: GivenGroup, where: str) -> None:
     twice = next((name for name in ids if ids.count(name) > 1), None)
     if twice is not None:
         raise UsageError(f"{where}, trajectory {twice}, `id`: found twice; ids name one trajectory of the group")
+    by_id = {item.id: item for item in group.trajectories}
     for item in group.trajectories:
         told = f"{where}, trajectory {item.id}"
         if item.task is not None and item.task != group.task:
@@ -270,7 +271,7 @@ def _check_group(group: GivenGroup, where: str) -> None:
             raise UsageError(
                 f"{told}, `outcome`: no stop reason `{item.outcome}`; {nearest(item.outcome, list(StopReason))}"
             )
-        _check_branch(item, ids, told)
+        _check_branch(item, by_id, told)
         for at, turn in enumerate(item.turns):
             if not turn.sampled:
                 raise UsageError(
@@ -279,17 +280,46 @@ def _check_group(group: GivenGroup, where: str) -> None:
                 )
 
 
-def _check_branch(item: GivenTrajectory, ids: Sequence[str], told: str) -> None:
+def _check_branch(item: GivenTrajectory, by_id: Mapping[str, GivenTrajectory], told: str) -> None:
     parent = item.branch.parent
     if parent is None:
         return
-    if parent not in ids or parent == item.id:
-        others = [name for name in ids if name != item.id]
+    if parent not in by_id or parent == item.id:
+        others = [name for name in by_id if name != item.id]
         raise UsageError(
             f"{told}, `branch.parent`: no other trajectory `{parent}` in the group; {nearest(parent, others)}"
         )
-    if item.branch.turn > len(item.turns):
-        raise UsageError(f"{told}, `branch.turn`: found {item.branch.turn}, the trajectory has {len(item.turns)} turns")
+    for name, length in ((item.id, len(item.turns)), (parent, len(by_id[parent].turns))):
+        if item.branch.turn > length:
+            whose = "the trajectory" if name == item.id else f"its parent {parent}"
+            raise UsageError(f"{told}, `branch.turn`: found {item.branch.turn}, {whose} has {length} turns")
+    if item.tree is not None and by_id[parent].tree not in (None, item.tree):
+        raise UsageError(
+            f"{told}, `tree`: found {item.tree!r}, and its parent {parent} stands in {by_id[parent].tree!r}; a branch "
+            "stands in the tree of its parent"
+        )
+    _check_circle(item, by_id, told)
+
+
+def _check_circle(item: GivenTrajectory, by_id: Mapping[str, GivenTrajectory], told: str) -> None:
+    seen = [item.id]
+    while (parent := by_id[seen[-1]].branch.parent) in by_id:
+        assert parent is not None, "no trajectory is called None"
+        if parent in seen:
+            raise UsageError(
+                f"{told}, `branch.parent`: {' from '.join([*seen, parent])} is a circle; a parent was there before its "
+                "branches"
+            )
+        seen.append(parent)
+
+
+def _tree(item: GivenTrajectory, given: Given) -> str:
+    """Its tree as written, or that of the trajectory it branched from, and so on to the root, whose id is its name."""
+    group = next(group for group in given.groups if any(one is item for one in group.trajectories))
+    by_id = {one.id: one for one in group.trajectories}
+    while item.tree is None and item.branch.parent is not None:
+        item = by_id[item.branch.parent]
+    return item.tree or item.id
 
 
 def cut_treatment(given: Given) -> CutTreatment:
@@ -333,7 +363,7 @@ def episode_of(item: GivenTrajectory, given: Given, *, needs_reward: bool) -> Ep
         outcome=item.reward,
         success=item.success,
         turns=tuple(_facts(item, at) for at in range(len(item.turns))),
-        tree=item.tree or item.branch.parent or item.id,
+        tree=_tree(item, given),
         branch=None if item.branch.parent is None else BranchPoint(parent=item.branch.parent, turn=item.branch.turn),
         model_score=item.model_score,
         final_gold_logprob=item.final_gold_logprob,
