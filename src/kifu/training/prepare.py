@@ -2,7 +2,8 @@
 
 import hashlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -13,6 +14,7 @@ from kifu.agents import AGENTS, Agent
 from kifu.credit.reading import RewardRules
 from kifu.envs import Environment, Task
 from kifu.envs.declared import asking, check_declared, tool_names
+from kifu.envs.questions import Questions, asked, questions
 from kifu.envs.registry import resolve_environment
 from kifu.errors import ExperimentError
 from kifu.models import ModelFolder, pull
@@ -84,7 +86,10 @@ class Prepared:
         if self.loaded.tasks:
             return ListedTasks(tasks=self.loaded.tasks, seed=seed)
         return GeneratedTasks(
-            generate=self.environment.tasks, ranges=parse_splits(self.experiment.environment.splits), seed=seed
+            generate=self.environment.tasks,
+            ranges=parse_splits(self.experiment.environment.splits),
+            seed=seed,
+            limit_s=_limit(self.experiment),
         )
 
     def demonstrator(self, noise: float) -> Callable[[Task, int], Script]:
@@ -95,7 +100,7 @@ class Prepared:
         """
 
         def demonstrate(task: Task, seed: int) -> Script:
-            return _script(self.environment, task, seed=seed, noise=noise)
+            return _script(self.environment, task, seed=seed, noise=noise, limit_s=_limit(self.experiment))
 
         return demonstrate
 
@@ -138,7 +143,7 @@ def prepare(loaded: Loaded, *, start: str | None = None) -> Prepared:
     stages = stages_of(experiment)
     _check_stages(stages, experiment, environment)
     model = _model(loaded)
-    tools = _tool_names(environment, experiment.environment.options)
+    tools = _tool_names(environment, experiment.environment.options, limit_s=_limit(experiment))
     renderer = _renderer(experiment, environment, tools=tools, model=model)
     agent = AGENTS[AGENT]()
     if start is None and experiment.policy.start is not None:
@@ -210,7 +215,10 @@ def _check_stages(stages: Sequence[Stage], experiment: Experiment, environment: 
             name=stage.method,
         )
         if stage.demonstrations is not None:  # asked now, so that nothing was written when there is none
-            _script(environment, demonstration_task(environment, 0), seed=0, noise=0.0)
+            limit_s = _limit(experiment)
+            _script(
+                environment, demonstration_task(environment, 0, limit_s=limit_s), seed=0, noise=0.0, limit_s=limit_s
+            )
 
 
 def _contexts(experiment: Experiment, stages: Sequence[Stage]) -> int:
@@ -266,24 +274,32 @@ def _model(loaded: Loaded) -> ModelFolder | None:
     return pull(str(local.resolve()) if local.is_dir() else policy.model)
 
 
-def _tool_names(environment: type[Environment], options: Mapping[str, Any]) -> tuple[str, ...]:
+def _limit(experiment: Experiment) -> float:
+    """Seconds an environment may take for one answer."""
+    return experiment.environment.collector_limits.tool_seconds
+
+
+def _tool_names(environment: type[Environment], options: Mapping[str, Any], *, limit_s: float) -> tuple[str, ...]:
     """Tools of an instance before its first reset.
 
     Raises:
         ExperimentError: the constructor does not take the options.
     """
-    with asking(f"environment `{environment.__name__}`, making an instance"):
+
+    def make() -> Environment:
         try:
-            world = environment(**options)
+            return environment(**options)
         except TypeError as cause:
             if not options:
                 raise
             raise ExperimentError(f"environment.options do not fit `{environment.__name__}`: {cause}") from cause
-    with asking(f"environment `{environment.__name__}`, listing its tools"):
+
+    with questions(f"environment `{environment.__name__}`", limit_s=limit_s) as world:
+        made = world.ask("making an instance", make)
         try:
-            return tool_names(world)
+            return world.ask("listing its tools", lambda: tool_names(made))
         finally:
-            world.close()
+            world.leave(made.close)
 
 
 def _renderer(
@@ -346,39 +362,52 @@ def _setting(
         instructions=prompt.instructions if prompt else None,
         examples=()
         if not isinstance(policy, HfPolicy)
-        else _examples(environment, policy.prompt.examples, DIALECTS[policy.dialect]),
+        else _examples(environment, policy.prompt.examples, DIALECTS[policy.dialect], limit_s=_limit(experiment)),
         records_value=isinstance(policy, RecurrentPolicy),
         isolation=layer.isolation,
     )
 
 
-def _examples(environment: type[Environment], count: int, dialect: Dialect) -> tuple[Message, ...]:
+def _examples(environment: type[Environment], count: int, dialect: Dialect, *, limit_s: float) -> tuple[Message, ...]:
     """Worked demonstrations, acted out in the environment so that the observations are its own."""
     found: list[Message] = []
     for index in range(count):
-        task = demonstration_task(environment, index)
-        world = environment()
-        try:
-            first = world.reset(task, task.seed)
+        task = demonstration_task(environment, index, limit_s=limit_s)
+        script = _script(environment, task, seed=task.seed, noise=0.0, limit_s=limit_s)
+        with _acting(environment, index, limit_s=limit_s) as (world, made):
+            first = world.ask("reset", partial(made.reset, task, task.seed))
             found.append(Message(role="user", content=first if isinstance(first, str) else first.text))
-            for call in _script(environment, task, seed=task.seed, noise=0.0).calls:
-                written = dialect.format_call(call, tool_views(world.tools()))
-                found.append(Message(role="assistant", content=written))
-                reply = world.step(call)
+            for call in script.calls:
+                views = world.ask("listing its tools", lambda: tool_views(made.tools()))
+                found.append(Message(role="assistant", content=dialect.format_call(call, views)))
+                reply = world.ask(f"tool `{call.name}`", partial(made.step, call))
                 text = reply if isinstance(reply, str) else getattr(reply, "text", None)
                 if not isinstance(text, str):
                     raise ExperimentError("policy.prompt.examples needs an environment whose tools are not async")
                 found.append(Message(role="tool", content=text))
             found.pop()  # nothing is shown after the last call of an episode
-        finally:
-            world.close()
     return tuple(found)
 
 
-def _script(environment: type[Environment], task: Task, *, seed: int, noise: float) -> Script:
+@contextmanager
+def _acting(environment: type[Environment], index: int, *, limit_s: float) -> Iterator[tuple[Questions, Environment]]:
+    """An instance to act an example out in."""
+    with questions(f"environment `{environment.__name__}`, acting out example {index}", limit_s=limit_s) as world:
+        made = world.ask("making an instance", environment)
+        try:
+            yield world, made
+        finally:
+            world.leave(made.close)
+
+
+def _script(environment: type[Environment], task: Task, *, seed: int, noise: float, limit_s: float) -> Script:
     try:
-        with asking(f"environment `{environment.__name__}`, demonstrating task {task.id}"):
-            calls = tuple(environment.demonstrate(task, seed=seed, noise=noise))
+        calls = asked(
+            f"environment `{environment.__name__}`",
+            f"demonstrating task {task.id}",
+            lambda: tuple(environment.demonstrate(task, seed=seed, noise=noise)),
+            limit_s=limit_s,
+        )
     except NotImplementedError as missing:
         raise ExperimentError(
             f"environment `{environment.__name__}` has no demonstrator; define `demonstrate(task, *, seed, noise)`, "

@@ -4,7 +4,7 @@ from kifu.algorithms import Plan
 from kifu.credit.branching import Allocated
 from kifu.credit.scored import GoldScores, NoScores
 from kifu.envs import Environment, Task
-from kifu.envs.declared import asking
+from kifu.envs.questions import asked
 from kifu.errors import ExperimentError
 from kifu.training.layers import Experiment, HfPolicy, RecurrentPolicy
 from kifu.training.stages import Stage
@@ -70,8 +70,12 @@ def check_scored(stage: Stage, experiment: Experiment, *, environment: type[Envi
         )
     if not isinstance(scores, GoldScores):
         return
-    with asking(f"environment `{environment.__name__}`, asking for the gold answer of {task.id}"):
-        found = environment.gold_answer(task)
+    found = asked(
+        f"environment `{environment.__name__}`",
+        f"asking for the gold answer of {task.id}",
+        lambda: environment.gold_answer(task),
+        limit_s=experiment.environment.collector_limits.tool_seconds,
+    )
     if found is None or not found:
         raise ExperimentError(
             f"credit.algorithm = `{name}` scores the gold answer before every turn, and environment "

@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 
 from kifu.envs import Environment, Task
-from kifu.envs.declared import asking
+from kifu.envs.questions import LIMIT_S, asked
 from kifu.envs.splits import SPLITS
 from kifu.errors import ExperimentError, UsageError
 
@@ -78,6 +78,12 @@ def _task(found: object) -> Task:
     return found
 
 
+def _first(tasks: Iterable[object]) -> Task | None:
+    for task in tasks:
+        return _task(task)
+    return None
+
+
 class TaskSource(Protocol):
     """Tasks by place, the same for every process that knows the seed."""
 
@@ -98,6 +104,8 @@ class GeneratedTasks:
     ranges: Mapping[str, SeedRange]
     seed: int
     """Of the run."""
+    limit_s: float = LIMIT_S
+    """Seconds the environment may take for one task."""
 
     def training(self, index: int) -> Task:
         """Consecutive seeds from a start that depends on the run's seed, around the end of the split."""
@@ -114,10 +122,11 @@ class GeneratedTasks:
         return self._at(split, span.first + index)
 
     def _at(self, split: str, seed: int) -> Task:
-        with asking(f"environment, listing the task of seed {seed} of split `{split}`"):
-            for task in self.generate(split, seed):
-                return _task(task)
-        raise ExperimentError(f"the environment lists no task for seed {seed} of split `{split}`")
+        what = f"listing the task of seed {seed} of split `{split}`"
+        found = asked("environment", what, lambda: _first(self.generate(split, seed)), limit_s=self.limit_s)
+        if found is None:
+            raise ExperimentError(f"the environment lists no task for seed {seed} of split `{split}`")
+        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,16 +219,28 @@ def tasks_digest(tasks: Sequence[Task]) -> str:
     return hashlib.sha256(json.dumps(plain, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
 
 
-def demonstration_task(environment: type[Environment], index: int) -> Task:
+def demonstration_task(environment: type[Environment], index: int, *, limit_s: float = LIMIT_S) -> Task:
     """The ``index``-th task of the environment's split for demonstrations, which is never trained on or evaluated.
+
+    Args:
+        environment: makes it.
+        index: of the task.
+        limit_s: seconds that may take.
 
     Raises:
         ExperimentError: the environment has no such split.
+        EnvironmentFailure: it raised, or took longer.
     """
+    who, seed = f"environment `{environment.__name__}`", SPLITS["demonstration"].start + index
     try:
-        with asking(f"environment `{environment.__name__}`, listing demonstration task {index}"):
-            for task in environment.tasks("demonstration", SPLITS["demonstration"].start + index):
-                return _task(task)
+        found = asked(
+            who,
+            f"listing demonstration task {index}",
+            lambda: _first(environment.tasks("demonstration", seed)),
+            limit_s=limit_s,
+        )
     except (UsageError, NotImplementedError) as cause:
         raise ExperimentError(f"environment `{environment.__name__}` has no split `demonstration`: {cause}") from cause
-    raise ExperimentError(f"environment `{environment.__name__}` lists no task {index} of split `demonstration`")
+    if found is None:
+        raise ExperimentError(f"{who} lists no task {index} of split `demonstration`")
+    return found
