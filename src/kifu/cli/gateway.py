@@ -105,7 +105,7 @@ async def _serve(
         out, engine=engine, renderer=renderer, serving=how, served=served, constrain=Grammars(renderer), admin_key=key
     ) as kept:
         async with serving(kept, host=address[0], port=address[1], admin_key=key) as url:
-            found = [await _opened(kept, task, at, url) for at, task in enumerate(tasks)]
+            found = [await _opened(kept, task, at, url=url) for at, task in enumerate(tasks)]
             told: dict[str, Any] = {"url": url, "run": str(out), "open": list(kept.rollouts), "rollouts": found}
             if admin is None:
                 told["admin_key"] = key
@@ -113,7 +113,7 @@ async def _serve(
             await stopped.wait()
 
 
-async def _opened(kept: Gateway, task: str, at: int, url: str) -> dict[str, Any]:
+async def _opened(kept: Gateway, task: str, at: int, *, url: str) -> dict[str, Any]:
     """A rollout of a task at the first place that is free."""
     member = at + len(kept.rollouts)
     while kept.knows(RolloutKey(seed=0, step=0, group=0, member=member, purpose=Purpose.TRAIN).id):

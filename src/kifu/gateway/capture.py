@@ -126,7 +126,7 @@ class Capture:
                     candidates=tuple(node.turn for node in nodes) if len(nodes) > 1 else (),
                     matched=count,
                     depth=depth,
-                    respelled=self._respelled(nodes[0], messages),
+                    respelled=_respelled(nodes[0], messages, self._spoken),
                 )
         return Found(depth=depth)
 
@@ -329,12 +329,6 @@ class Capture:
         action = replace(turn.action, executed=executed, rewriter=rewriter)
         self._turns[parent.turn] = replace(turn, action=action, results=tuple(results))
 
-    def _respelled(self, node: Node, messages: Sequence[Said]) -> tuple[int, ...]:
-        pairs = zip(node.said, messages, strict=False)
-        changed = [own for own, told in pairs if own.role == "assistant" and not own.is_spelled_as(told)]
-        nodes = [self._spoken.get(own.key()) for own in changed]
-        return tuple(found.turn for found in nodes if found is not None)
-
 
 def digest_of(token_ids: Ints) -> str:
     """SHA-256 of ids as little-endian int32."""
@@ -364,6 +358,14 @@ def _thinks_alike(node: Node, messages: Sequence[Said]) -> bool:
     """Whether thinking that the client sends back is what was thought."""
     pairs = zip(node.said, messages, strict=False)
     return all(told.reasoning is None or told.reasoning == own.reasoning for own, told in pairs)
+
+
+def _respelled(node: Node, messages: Sequence[Said], spoken: Mapping[str, Node]) -> tuple[int, ...]:
+    """Turns of a conversation whose arguments came back spelled differently."""
+    pairs = zip(node.said, messages, strict=False)
+    changed = [own for own, told in pairs if own.role == "assistant" and not own.is_spelled_as(told)]
+    nodes = [spoken.get(own.key()) for own in changed]
+    return tuple(found.turn for found in nodes if found is not None)
 
 
 def _is_named(node: Node, messages: Sequence[Said]) -> bool:

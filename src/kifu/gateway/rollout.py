@@ -13,14 +13,15 @@ from kifu.gateway.capture import CALL, Capture, Found, digest_of
 from kifu.gateway.captured import Captured, Choice, captured_to_json, problem_of
 from kifu.gateway.covering import uncovered
 from kifu.gateway.deciding import Decided, decide
-from kifu.gateway.placing import Laid, as_message, in_call_order, lay_after, lay_fresh, without_stop
+from kifu.gateway.laying import lay_bare, lay_call
+from kifu.gateway.placing import Laid
 from kifu.gateway.refusal import Refusal
 from kifu.gateway.said import Said
 from kifu.gateway.settings import Serving
 from kifu.gateway.speech import Manner, speak
 from kifu.policy import Constraint, Generation, Request, Sampler
-from kifu.records import Durable, Event, Ints, Origin, RolloutKey, TaskRef, as_ints
-from kifu.render import ChatRenderer, Message, Piece
+from kifu.records import Durable, Event, Ints, RolloutKey, TaskRef, as_ints
+from kifu.render import ChatRenderer, Message
 
 
 class Log(Protocol):
@@ -237,13 +238,13 @@ class Rollout:
 
     def _place(self, asked: Asked, *, body: str, retry_key: str) -> Placed:
         desk, found = self.desk, Found()
-        news, messages = asked.messages, tuple[Message, ...]()
         try:
             if asked.prompt is not None:
-                found, laid = self._lay_bare(asked.prompt)
+                found, laid = lay_bare(self.capture, asked.prompt, renderer=desk.renderer)
+                news, messages = asked.messages, tuple[Message, ...]()
             else:
                 found = self.capture.find(asked.messages, asked.tools_digest)
-                news, messages, laid = self._lay(asked, found)
+                news, messages, laid = lay_call(self.capture, asked, found=found, renderer=desk.renderer)
         except RenderError as error:
             raise Refusal(f"messages: {error}", field="messages", code="invalid_prompt") from error
         if found.parent is not None and laid.shared == 0 and found.matched:
@@ -276,50 +277,6 @@ class Rollout:
             constraints=constraints,
             asked_at=desk.clock(),
         )
-
-    def _lay(self, asked: Asked, found: Found) -> tuple[tuple[Said, ...], tuple[Message, ...], Laid]:
-        renderer, tools, parent = self.desk.renderer, asked.tools, found.parent
-        if parent is not None:
-            news = in_call_order(asked.messages[found.matched :], parent.choice.said.calls)
-            messages, known = self._rendered(news, asked)
-            try:
-                laid = lay_after(
-                    renderer, parent.context, history=parent.messages, news=messages, tools=tools, known=known
-                )
-            except RenderError:
-                laid = None
-            if laid is not None and laid.shared:
-                return news, messages, laid
-        messages, known = self._rendered(asked.messages, asked)
-        return asked.messages, messages, lay_fresh(renderer, messages, tools=tools, known=known)
-
-    def _lay_bare(self, prompt: str | Ints) -> tuple[Found, Laid]:
-        """A prompt without a template: ids as they are, text as the model's tokenizer writes it."""
-        tokenizer = self.desk.renderer.tokenizer
-        found = self.capture.find_bare(prompt, self.desk.renderer.stop_ids)
-        if found is None:
-            ids = tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
-            pieces = (Piece(origin=Origin.PROMPT, token_ids=ids),) if ids.size else ()
-            return Found(), Laid(pieces=pieces, shared=0, token_ids=ids)
-        node, shared, rest = found
-        more = tokenizer.encode(rest) if isinstance(prompt, str) else as_ints(prompt[shared:])
-        pieces = (Piece(origin=Origin.CONTROLLER, token_ids=more),) if more.size else ()
-        ids = as_ints([*node.context[:shared].tolist(), *more.tolist()])
-        return Found(parent=node), Laid(pieces=pieces, shared=shared, token_ids=ids)
-
-    def _rendered(self, news: tuple[Said, ...], asked: Asked) -> tuple[tuple[Message, ...], dict[int, Ints]]:
-        """Messages for the renderer; what the policy wrote keeps its text and its ids."""
-        renderer = self.desk.renderer
-        messages: list[Message] = []
-        known: dict[int, Ints] = {}
-        for at, said in enumerate(news):
-            node = self.capture.spoken(said)
-            if node is None:
-                messages.append(as_message(said, renderer=renderer, tools=asked.tools))
-            else:
-                messages.append(node.choice.message)
-                known[at] = without_stop(node.choice.generation.token_ids, renderer.stop_ids)
-        return tuple(messages), known
 
     async def _answer(self, placed: Placed) -> Captured:
         """Sample, log, apply; the result is durable."""

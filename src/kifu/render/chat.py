@@ -61,7 +61,7 @@ class ChatRenderer:
         entries = self._conversation(policy=Origin.PROMPT, observed=Origin.PROMPT).entries(messages, tools)
         chunks = self._lay_out(entries, tools).chunks
         pieces = self.tokenizer.encode_chunks(chunks)
-        self._check_whole(chunks, pieces)
+        _check_whole(self.tokenizer, chunks, pieces)
         return pieces
 
     def extend(
@@ -141,7 +141,7 @@ class ChatRenderer:
         chunks = self._lay_out(entries, tools).chunks
         pieces = self.tokenizer.encode_chunks(chunks)
         if not known:
-            self._check_whole(chunks, pieces)
+            _check_whole(self.tokenizer, chunks, pieces)
         return pieces
 
     def parse(self, token_ids: Ints, tools: Sequence[ToolView]) -> Parsed:
@@ -185,12 +185,8 @@ class ChatRenderer:
 
     def _conversation(self, *, policy: Origin, observed: Origin) -> Conversation:
         return Conversation(
-            habits=self.habits, dialect=self.dialect, policy=policy, observed=observed, guard=self._guard
+            habits=self.habits, dialect=self.dialect, policy=policy, observed=observed, guard=_guard_of(self.tokenizer)
         )
-
-    @property
-    def _guard(self) -> tuple[str, ...]:
-        return tuple(token.content for token in self.tokenizer.added)
 
     def _lay_out(self, entries: Sequence[Entry], tools: Sequence[ToolView]) -> Layout:
         return lay_out(
@@ -199,20 +195,8 @@ class ChatRenderer:
             tools=tools if self.habits.describes_tools else (),
             form=self.habits.reasoning_form,
             generation_prompt=True,
-            guard=self._guard,
+            guard=_guard_of(self.tokenizer),
         )
-
-    def _check_whole(self, chunks: Sequence[Chunk], pieces: Sequence[Piece]) -> None:
-        if any(chunk.level is not Level.TEMPLATE and self.tokenizer.spells_added(chunk.text) for chunk in chunks):
-            return
-        text = "".join(chunk.text for chunk in chunks)
-        ids = np.concatenate([piece.token_ids for piece in pieces]) if pieces else as_ints([])
-        whole = self.tokenizer.encode_whole(text)
-        if not np.array_equal(ids, whole) and self.tokenizer.decode(whole) == text:
-            raise RenderError(
-                "the pieces of the prompt encode differently from the whole string; this model's tokenizer "
-                "cannot be used with exact origins"
-            )
 
     def _append(self, token_ids: Ints, tail: Sequence[Chunk]) -> Extension:
         pieces = list(self.tokenizer.encode_chunks(tail))
@@ -282,6 +266,23 @@ def load_renderer(
             raise
         raise RenderError(f"model at `{folder}`: {cause}") from cause
     return ChatRenderer(tokenizer=tokenizer, template=template, dialect=dialect, habits=habits, history=history)
+
+
+def _check_whole(tokenizer: ChatTokenizer, chunks: Sequence[Chunk], pieces: Sequence[Piece]) -> None:
+    if any(chunk.level is not Level.TEMPLATE and tokenizer.spells_added(chunk.text) for chunk in chunks):
+        return
+    text = "".join(chunk.text for chunk in chunks)
+    ids = np.concatenate([piece.token_ids for piece in pieces]) if pieces else as_ints([])
+    whole = tokenizer.encode_whole(text)
+    if not np.array_equal(ids, whole) and tokenizer.decode(whole) == text:
+        raise RenderError(
+            "the pieces of the prompt encode differently from the whole string; this model's tokenizer "
+            "cannot be used with exact origins"
+        )
+
+
+def _guard_of(tokenizer: ChatTokenizer) -> tuple[str, ...]:
+    return tuple(token.content for token in tokenizer.added)
 
 
 def _appends(before: Layout, after: Layout, turn: Entry, *, last: int) -> bool:
