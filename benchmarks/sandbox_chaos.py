@@ -110,7 +110,8 @@ def run(episodes: int, seed: int, *, parallel: int = 2) -> Report:
     """
     rng = random.Random(seed)
     report = Report()
-    slots = range(700, 700 + parallel)
+    first = 100 + os.getpid() % 800  # another run beside this one has other users
+    slots = range(first, first + parallel)
     mounts = Path("/proc/self/mounts").read_text()
     folders = set(Path("/tmp").glob("kifu-*"))
     handles = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
