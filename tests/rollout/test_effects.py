@@ -10,7 +10,7 @@ from kifu.records import RolloutKey, StopReason, ToolCall, Trajectory, Verdict, 
 from kifu.rollout import Departure, Script, Setting
 from kifu.rollout.run import _chain
 from kifu.rollout.session import EFFECTS_HEAD
-from kifu.sandbox import EffectFile, EffectHead, EffectLog, check_effects
+from kifu.sandbox import EffectFile, EffectHead, check_effects
 
 Attempt: TypeAlias = Callable[..., Awaitable[Trajectory]]
 MakeSetting: TypeAlias = Callable[..., Setting]
@@ -23,10 +23,6 @@ class Shop(Environment):
 
     def __init__(self) -> None:
         self.sold = 0
-        self.log: EffectLog | None = None
-
-    def log_effects(self, log: EffectLog) -> None:
-        self.log = log
 
     def reset(self, task: Task, seed: int) -> str:
         return "Open."
@@ -41,8 +37,8 @@ class Shop(Environment):
         if count > 5:
             raise RuntimeError("the till is broken")
         self.sold += count
-        if self.log is not None:
-            self.log.note("sale", facts={"count": count})
+        if self.effect_log is not None:
+            self.effect_log.note("sale", facts={"count": count})
         return Reply(text=f"sold {count}", stop=StopReason.SUCCESS if self.sold >= 4 else None)
 
     def verify(self) -> Verdict:

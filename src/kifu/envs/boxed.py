@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from kifu.envs.contract import Environment
 from kifu.errors import UsageError
 from kifu.records import Json
-from kifu.sandbox import EffectLog, Entry, Kind, Limits, NsBackend, Policy, Sandbox, Tree, Wanted, open_sandbox
+from kifu.sandbox import Entry, Kind, Limits, NsBackend, Policy, Sandbox, Tree, Wanted, open_sandbox
 from kifu.verify import Workshop
 
 JUDGE_SLOT = 1
@@ -35,7 +35,6 @@ class BoxedEnvironment(Environment):
     def __init__(self) -> None:
         self._sandbox: Sandbox | None = None
         self._base = Tree()
-        self._log: EffectLog | None = None
 
     def open_box(self, policy: Policy) -> Sandbox:
         """A box with the policy's files as they are at the start."""
@@ -43,7 +42,7 @@ class BoxedEnvironment(Environment):
             self._sandbox.reset()
         else:
             BoxedEnvironment.close(self)
-            self._sandbox = open_sandbox(policy, log=self._log)
+            self._sandbox = open_sandbox(policy, log=self.effect_log)
         self._base = policy.base
         return self._sandbox
 
@@ -53,10 +52,6 @@ class BoxedEnvironment(Environment):
         if self._sandbox is None:
             raise UsageError(f"{type(self).__name__}: reset comes first")
         return self._sandbox
-
-    def log_effects(self, log: EffectLog) -> None:
-        """Write what the box does into this chain."""
-        self._log = log
 
     def close(self) -> None:
         """Give the box up; closing twice is fine."""

@@ -41,6 +41,10 @@ class Environment:
     """The right final answer of a task as text, for methods that score how likely it became; None: there is none. No
     policy ever reads it."""
 
+    effect_log: EffectLog | None = None
+    """Chain of this episode, set before the first reset where a run keeps a log and the environment declares
+    ``effects``: for what happens inside of a call; the calls themselves are logged outside."""
+
     def reset(self, task: Task, seed: int) -> str | Observation:
         """Put the world into the initial state of ``task``; all randomness comes from ``seed``."""
         raise NotImplementedError(f"{type(self).__name__} must define reset(task, seed)")
@@ -76,12 +80,6 @@ class Environment:
     def restore(self, ref: Snapshot) -> None:
         """Become the state that `snapshot` gave."""
         raise NotImplementedError(f"{type(self).__name__} declares no snapshot")
-
-    def log_effects(self, log: EffectLog) -> None:
-        """Take the chain of this episode, for what happens inside of a call; its calls themselves are logged outside.
-
-        Called before the first reset, where a run keeps a log and the environment declares ``effects``.
-        """
 
     def close(self) -> None:
         """Release everything; called exactly once for every instance, also after failures."""

@@ -252,7 +252,7 @@ class _World:
                 raise TypeError(f"the factory returned {type(made).__name__}, expected an Environment")
             self.instance = made
             if self._effects is not None and not isinstance(made, ProcessEnvironment):
-                made.log_effects(self._effects)
+                made.effect_log = self._effects
         return self.instance
 
     @property

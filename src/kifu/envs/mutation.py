@@ -80,7 +80,11 @@ def mutations(source: str, *, path: str = "module.py", kinds: Sequence[str] = KI
         if kind not in KINDS:
             raise ArgumentError(f"no kind of mutation `{kind}`; {nearest(kind, list(KINDS))}")
     text = _Text(source)
-    found = [_mutation(site, function, path, text) for function, site in _all_sites(source, text) if site.kind in kinds]
+    found = [
+        _mutation(site, function, path=path, text=text)
+        for function, site in _all_sites(source, text)
+        if site.kind in kinds
+    ]
     return tuple(sorted(found, key=lambda item: (item.start, item.stop, item.kind, item.after)))
 
 
@@ -93,7 +97,7 @@ def is_exact(source: str, mutation: Mutation) -> bool:
         return False
     for function, node in _nodes(tree, ()):
         for site in _sites(node, text):
-            if site.span == place and _mutation(site, function, mutation.path, text) == mutation:
+            if site.span == place and _mutation(site, function, path=mutation.path, text=text) == mutation:
                 _put(tree, site)
                 return ast.dump(edited) == ast.dump(tree)
     return False
@@ -158,7 +162,7 @@ def _all_sites(source: str, text: "_Text") -> Iterator[tuple[tuple[str, ...], "_
             yield function, site
 
 
-def _mutation(site: "_Site", function: tuple[str, ...], path: str, text: "_Text") -> Mutation:
+def _mutation(site: "_Site", function: tuple[str, ...], *, path: str, text: "_Text") -> Mutation:
     start, stop = site.span
     return Mutation(
         kind=site.kind,
@@ -236,12 +240,12 @@ def _has_docstring(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
 def _sites(node: ast.AST, text: _Text) -> Iterator[_Site]:
     match node:
         case ast.Compare(left=left, ops=[operator], comparators=[right]):
-            yield from _swap("compare", node, (left, operator, right), text)
+            yield from _swap("compare", node, (left, operator, right), text=text)
         case ast.BinOp(left=left, op=operator, right=right):
             if not isinstance(left, ast.Constant) or not isinstance(left.value, str):
-                yield from _swap("arithmetic", node, (left, operator, right), text)
+                yield from _swap("arithmetic", node, (left, operator, right), text=text)
         case ast.BoolOp(op=operator, values=[left, right]):
-            yield from _swap("boolean", node, (left, operator, right), text)
+            yield from _swap("boolean", node, (left, operator, right), text=text)
         case ast.If(test=test) | ast.While(test=test) | ast.IfExp(test=test):
             yield from _negated(test, text)
         case ast.Constant(value=value):
@@ -267,7 +271,7 @@ def _statement(node: ast.stmt, text: _Text) -> Iterator[_Site]:
             return
 
 
-def _swap(kind: str, node: ast.AST, parts: tuple[ast.expr, ast.AST, ast.expr], text: _Text) -> Iterator[_Site]:
+def _swap(kind: str, node: ast.AST, parts: tuple[ast.expr, ast.AST, ast.expr], *, text: _Text) -> Iterator[_Site]:
     left, operator, right = parts
     swap = _SWAPS.get(type(operator))
     place = None if swap is None else text.operator(left, right, swap[1])

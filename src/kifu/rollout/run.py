@@ -71,12 +71,7 @@ async def run_rollout(
         scoring: what a model is asked about the rollout when it is over; a failed one is not asked about.
     """
     began, started_at = time.perf_counter(), time.time()
-    guard = GuardedEnvironment(
-        setting.environment,
-        timeout_s=setting.limits.tool_seconds,
-        isolation=setting.isolation,
-        effects=_chain(setting, key, departure),
-    )
+    guard = _guard(setting, key, departure)
     session = Session(setting, writer=writer, guard=guard, key=key, task=task)
     verdict: Verdict | None = None
     final_value: float | None = None
@@ -142,6 +137,15 @@ async def _told(trajectory: Trajectory, told: Conversation, *, task: Task, scori
     except BoundaryError as failure:
         outcome = Outcome(reason=_REASONS[type(failure)], detail=str(failure)[:2000])
         return replace(trajectory, outcome=outcome, verdict=None, final_value=None, final_potential=None)
+
+
+def _guard(setting: Setting, key: RolloutKey, departure: Departure | None) -> GuardedEnvironment:
+    return GuardedEnvironment(
+        setting.environment,
+        timeout_s=setting.limits.tool_seconds,
+        isolation=setting.isolation,
+        effects=_chain(setting, key, departure),
+    )
 
 
 async def _flushed(setting: Setting) -> None:

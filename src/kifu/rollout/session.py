@@ -171,7 +171,7 @@ class Session:
             results.append(self._take(index, await self._guard.call(call)))
             if self.ended:
                 break
-        self._note_effects()
+        _note_effects(self._guard, self.log.written)
         return results
 
     async def reject(self, error: str) -> ToolResult:
@@ -210,13 +210,6 @@ class Session:
         with crossing(EngineFailure, f"valuing the cut of {self._key.id}"):
             scores = (await self._writer.score([request]))[0]
         return None if scores.value is None else float(scores.value[0])
-
-    def _note_effects(self) -> None:
-        """Name the last line of the log of effects in the turn that caused it."""
-        if self._guard.effects is not None:
-            head = self._guard.effects.head
-            detail: dict[str, Json] = {"chain": head.chain, "digest": head.digest, "count": head.count}
-            self.log.written.events.append(Event(kind=EFFECTS_HEAD, detail=detail))
 
     def _take(self, index: int | None, answer: Called) -> ToolResult:
         result = self.log.written.take(index, answer)
@@ -268,6 +261,14 @@ class Session:
             constraint=constraint,
             prefix_group=f"{self._key.purpose}/{self._key.step}/{self._key.group}",
         )
+
+
+def _note_effects(guard: GuardedEnvironment, turn: OpenTurn) -> None:
+    """Name the last line of the log of effects in the turn that caused it."""
+    if guard.effects is not None:
+        head = guard.effects.head
+        detail: dict[str, Json] = {"chain": head.chain, "digest": head.digest, "count": head.count}
+        turn.events.append(Event(kind=EFFECTS_HEAD, detail=detail))
 
 
 def _scripted(setting: Setting, script: Script, *, log: EpisodeLog, views: tuple[ToolView, ...]) -> _Written | None:

@@ -150,7 +150,7 @@ def judge_outside(task: FunctionTask, files: Tree, *, workshop: Workshop, secret
     expected = [_expected(task, arguments) for arguments in cases]
     has_links = any(item.kind is Kind.LINK for item in files.entries)
     if has_links or _JUDGE in files.files or task.path not in files.files:
-        return _verdict(task, [False] * len(cases), files, {"present": task.path in files.files})
+        return _verdict(task, [False] * len(cases), files, format_checks={"present": task.path in files.files})
     base = Tree((*files.entries, *Tree.of({_JUDGE: _ANSWER.read_bytes()}).entries))
     request: Json = {"path": f"/box/{task.path}", "function": task.function, "roots": ["/box"], "cases": list(cases)}
     answered = workshop.run(base, script=f"/box/{_JUDGE}", request=request)
@@ -159,7 +159,7 @@ def judge_outside(task: FunctionTask, files: Tree, *, workshop: Workshop, secret
         answer is not None and same_value(answer, wanted, tolerance=task.tolerance)
         for answer, wanted in zip(found, expected, strict=True)
     ]
-    return _verdict(task, right, files, {"present": True, "ended": answered.reason is Reason.EXIT})
+    return _verdict(task, right, files, format_checks={"present": True, "ended": answered.reason is Reason.EXIT})
 
 
 def read_answers(lines: Sequence[bytes], *, count: int) -> list[dict[str, Json] | None]:
@@ -209,7 +209,7 @@ def _expected(task: FunctionTask, arguments: list[Json]) -> dict[str, Json]:
     return crossed
 
 
-def _verdict(task: FunctionTask, right: Sequence[bool], files: Tree, format_checks: dict[str, bool]) -> Verdict:
+def _verdict(task: FunctionTask, right: Sequence[bool], files: Tree, *, format_checks: dict[str, bool]) -> Verdict:
     checks = {f"case {number}": passed for number, passed in enumerate(right)}
     return Verdict(
         success=all(right),

@@ -93,7 +93,7 @@ class CodeRepair(BoxedEnvironment):
             pattern: which, e.g. src/**/*.py; ** crosses folders.
         """
         found = self.box.export(Wanted(patterns=(pattern[:200] or "**",), max_files=300, with_data=False)).tree
-        return self._turn("\n".join(f"{path} {size.decode()}" for path, size in found.files.items()) or "no files")
+        return _turn(self, "\n".join(f"{path} {size.decode()}" for path, size in found.files.items()) or "no files")
 
     @tool
     def read_file(self, path: str, first: int = 1) -> Reply:
@@ -103,11 +103,11 @@ class CodeRepair(BoxedEnvironment):
             path: the file.
             first: number of the first line to show.
         """
-        text = self._text(path)
+        text = _text(self, path)
         if text is None:
-            return self._turn(f"Error: no text file {path[:200]}.", error="no such file")
+            return _turn(self, f"Error: no text file {path[:200]}.", error="no such file")
         lines = text.split("\n")[max(first, 1) - 1 : max(first, 1) - 1 + _SHOWN_LINES]
-        return self._turn("\n".join(f"{max(first, 1) + at}\t{line}" for at, line in enumerate(lines)))
+        return _turn(self, "\n".join(f"{max(first, 1) + at}\t{line}" for at, line in enumerate(lines)))
 
     @tool
     def search(self, text: str) -> Reply:
@@ -122,7 +122,7 @@ class CodeRepair(BoxedEnvironment):
             lines = data.decode("utf-8", "replace").split("\n")
             hits += [f"{path}:{at}: {line.strip()[:160]}" for at, line in enumerate(lines, start=1) if text in line]
         more = [f"and {len(hits) - _SHOWN_HITS} more"] if len(hits) > _SHOWN_HITS else []
-        return self._turn("\n".join([*hits[:_SHOWN_HITS], *more]) or "not found")
+        return _turn(self, "\n".join([*hits[:_SHOWN_HITS], *more]) or "not found")
 
     @tool
     def edit(self, path: str, old: str, new: str) -> Reply:
@@ -133,17 +133,17 @@ class CodeRepair(BoxedEnvironment):
             old: the text, with enough around it to be the only one.
             new: what takes its place.
         """
-        text = self._text(path)
+        text = _text(self, path)
         count = 0 if text is None or not old else text.count(old)
         if text is None or count != 1:
             why = f"no text file {path[:200]}" if text is None else f"the text occurs {count} times, expected once"
-            return self._turn(f"Error: {why}.", error=why)
+            return _turn(self, f"Error: {why}.", error=why)
         try:
             data = text.replace(old, new).encode()
         except UnicodeEncodeError:
-            return self._turn("Error: the new text is not valid Unicode.", error="not valid Unicode")
+            return _turn(self, "Error: the new text is not valid Unicode.", error="not valid Unicode")
         self.box.put(Tree.of({path: data}))
-        return self._turn("done")
+        return _turn(self, "done")
 
     @tool
     def run_tests(self, name: str = "") -> Reply:
@@ -152,36 +152,36 @@ class CodeRepair(BoxedEnvironment):
         Args:
             name: part of the ids; empty for the failing ones.
         """
-        bug, judge = self._present, self._judge
+        bug, judge = _present(self), _judge(self)
         known = (*bug.fail_to_pass, *bug.pass_to_pass)
         ids = [item for item in known if name in item][:200] if name else list(bug.fail_to_pass)
         if not ids:
-            return self._turn(f"Error: no test id contains {name[:100]!r}.", error="no such test")
-        found = judge.run(self._solution(), ids=ids, order="shown")
+            return _turn(self, f"Error: no test id contains {name[:100]!r}.", error="no such test")
+        found = judge.run(_solution(self), ids=ids, order="shown")
         if found.problem:
-            return self._turn(f"The tests did not run to their end: {found.problem}.", exit_status=None)
+            return _turn(self, f"The tests did not run to their end: {found.problem}.", exit_status=None)
         failed = [item for item in ids if not found.passed(item)]
         bad = [f"{item}: {found.outcomes.get(item, ('', '', ''))[2] or 'did not run'}" for item in failed]
         shown = [f"{len(ids) - len(bad)} passed, {len(bad)} failed", *bad[:_SHOWN_HITS]]
-        return self._turn("\n".join(shown), exit_status=int(bool(bad)))
+        return _turn(self, "\n".join(shown), exit_status=int(bool(bad)))
 
     @tool
     def submit(self) -> Reply:
         """Give the files in to be judged; the task ends."""
         self._sheet = replace(self._sheet, submitted=True)
-        right = self._judged().success
-        return self._turn("", stop=StopReason.SUCCESS if right else StopReason.FAILURE)
+        right = _judged(self).success
+        return _turn(self, "", stop=StopReason.SUCCESS if right else StopReason.FAILURE)
 
     def invalid(self, error: str) -> Reply:
         """Anything else costs a turn."""
         self._sheet = replace(self._sheet, invalid=self._sheet.invalid + 1)
-        return self._turn("Error: bad call.", error=error)
+        return _turn(self, "Error: bad call.", error=error)
 
     def verify(self) -> Verdict:
         """Success is what was submitted passing every test; nothing submitted is none."""
         if not self._sheet.submitted:
             return Verdict(success=False, world_state_checks={"submitted": False}, verifier="code_repair/1")
-        return replace(self._judged(), invalid_actions=self._sheet.invalid)
+        return replace(_judged(self), invalid_actions=self._sheet.invalid)
 
     def snapshot(self) -> Snapshot:
         """The sheet and the box's files."""
@@ -216,47 +216,56 @@ class CodeRepair(BoxedEnvironment):
                 calls += _undoing(path, broken[path].decode(), unpacked.sources[path])
         return (*calls, ToolCall(name="submit"))
 
-    @property
-    def _present(self) -> Bug:
-        if self._bug is None:
-            raise UsageError("code_repair: reset comes first")
-        return self._bug
 
-    @property
-    def _judge(self) -> TestJudge:
-        return self.maker(self._present.package).judge
+def _present(world: CodeRepair) -> Bug:
+    if world._bug is None:
+        raise UsageError("code_repair: reset comes first")
+    return world._bug
 
-    def _solution(self) -> Tree:
-        """The modules the judge allows, as they stand in the box; what else was made or changed does not leave it."""
-        return self.box.export(Wanted(patterns=self._judge.suite.allowed, max_files=500, max_bytes=8 << 20)).tree
 
-    def _judged(self) -> Verdict:
-        bug, solution = self._present, self._solution()
-        if solution.digest not in self._verdicts:
-            found = self._judge.judge(solution, expected=(*bug.fail_to_pass, *bug.pass_to_pass))
-            mended = all(found.world_state_checks.get(name, False) for name in bug.fail_to_pass)
-            kept = all(found.world_state_checks.get(name, False) for name in bug.pass_to_pass)
-            checks = {"submitted": True, "failing tests pass": mended, "passing tests pass": kept}
-            self._verdicts[solution.digest] = replace(found, world_state_checks=checks, verifier="code_repair/1")
-        return self._verdicts[solution.digest]
+def _judge(world: CodeRepair) -> TestJudge:
+    return world.maker(_present(world).package).judge
 
-    def _text(self, path: str) -> str | None:
-        literal = re.sub(r"([*?\[])", r"[\1]", path)
-        found = self.box.export(Wanted(patterns=(literal,), max_files=1)).tree.files.get(path)
-        try:
-            return None if found is None else found.decode("utf-8")
-        except UnicodeDecodeError:
-            return None
 
-    def _turn(
-        self, text: str, *, stop: StopReason | None = None, error: str | None = None, exit_status: int | None = None
-    ) -> Reply:
-        if self._sheet.stop is not None:
-            raise UsageError(f"the episode ended with {self._sheet.stop}; reset before the next call")
-        if stop is None and self._sheet.turns + 1 >= TURNS:
-            stop = StopReason.TASK_BUDGET
-        self._sheet = replace(self._sheet, turns=self._sheet.turns + 1, stop=stop)
-        return Reply(text=text, stop=stop, error=error, exit_status=exit_status, trust=Trust.OUTSIDE)
+def _solution(world: CodeRepair) -> Tree:
+    """The modules the judge allows, as they stand in the box; what else was made or changed does not leave it."""
+    return world.box.export(Wanted(patterns=_judge(world).suite.allowed, max_files=500, max_bytes=8 << 20)).tree
+
+
+def _judged(world: CodeRepair) -> Verdict:
+    bug, solution = _present(world), _solution(world)
+    if solution.digest not in world._verdicts:
+        found = _judge(world).judge(solution, expected=(*bug.fail_to_pass, *bug.pass_to_pass))
+        mended = all(found.world_state_checks.get(name, False) for name in bug.fail_to_pass)
+        kept = all(found.world_state_checks.get(name, False) for name in bug.pass_to_pass)
+        checks = {"submitted": True, "failing tests pass": mended, "passing tests pass": kept}
+        world._verdicts[solution.digest] = replace(found, world_state_checks=checks, verifier="code_repair/1")
+    return world._verdicts[solution.digest]
+
+
+def _text(world: CodeRepair, path: str) -> str | None:
+    literal = re.sub(r"([*?\[])", r"[\1]", path)
+    found = world.box.export(Wanted(patterns=(literal,), max_files=1)).tree.files.get(path)
+    try:
+        return None if found is None else found.decode("utf-8")
+    except UnicodeDecodeError:
+        return None
+
+
+def _turn(
+    world: CodeRepair,
+    text: str,
+    *,
+    stop: StopReason | None = None,
+    error: str | None = None,
+    exit_status: int | None = None,
+) -> Reply:
+    if world._sheet.stop is not None:
+        raise UsageError(f"the episode ended with {world._sheet.stop}; reset before the next call")
+    if stop is None and world._sheet.turns + 1 >= TURNS:
+        stop = StopReason.TASK_BUDGET
+    world._sheet = replace(world._sheet, turns=world._sheet.turns + 1, stop=stop)
+    return Reply(text=text, stop=stop, error=error, exit_status=exit_status, trust=Trust.OUTSIDE)
 
 
 _LIMITS = Limits(wall_s=60.0, cpu_s=20)
