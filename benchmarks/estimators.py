@@ -4,7 +4,9 @@
 
 Two worlds of at most 22 trajectories, one token an action. An update is one group of `--size` rollouts; every multiset
 of trajectories is credited by the method itself, weighed by its reduction, and differentiated through its objective.
-What the method needs besides rewards is exact: values are V of the history, states are those of the world. Methods are
+What the method needs besides rewards is exact: values are V of the history, states are those of the world, the gold
+answer is as likely as V, and an action in hindsight as Bayes says. Stored records are trajectories of the policy that
+sampled; a replayed success is one of its successes, in the place of any member of a failed group. Methods are
 compared by the direction and the length of their mean, and by the noise that is left at equal environment steps. The
 tables stand between two marks of the page, so that the text around them stays.
 """
@@ -14,9 +16,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations_with_replacement
-from math import factorial, prod, sqrt
+from math import factorial, log, prod, sqrt
 from pathlib import Path as File
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,9 +26,9 @@ import torch
 
 from kifu.algorithms import ALGORITHMS, Algorithm, build_algorithm
 from kifu.credit import Doubles, Episode, TurnFacts
-from kifu.credit.branching import Independent
+from kifu.credit.branching import Allocated, Independent
 from kifu.credit.reading import RewardRules
-from kifu.credit.sources import FreshRollouts
+from kifu.credit.sources import FreshRollouts, StoredPairs, StoredTrajectories, SuccessReplay, wants_replay
 from kifu.errors import ArgumentError
 from kifu.lab import (
     MdpWorld,
@@ -47,6 +49,8 @@ BEGIN, END = "<!-- methods: begin -->", "<!-- methods: end -->"
 STALENESS = (0, 1, 2, 3, 4)
 RATE = 1.5
 """Step of exact gradient ascent that lies between two versions."""
+FLOOR = 0.01
+"""Chance of the gold answer where the truth is 0; 1 is one minus it."""
 
 
 @dataclass(frozen=True)
@@ -131,28 +135,99 @@ def update_moments(
         behaviour_RA: of the one that sampled.
         size: of the group. Members are exchangeable, so multisets of trajectories are enough.
     """
-    probability_P = path_probabilities(table, behaviour_RA)
     episodes = [_episodes(table, behaviour_RA, member=member) for member in range(size)]
-    groups, weights, steps = [], [], []
-    for chosen in combinations_with_replacement(range(len(table.paths)), size):
-        ways = factorial(size) // prod(factorial(count) for count in Counter(chosen).values())
-        weights.append(ways * float(np.prod(probability_P[list(chosen)])))
-        steps.append(sum(len(table.paths[at].rows_T) for at in chosen))
-        groups.append(chosen)
+    updates = _updates(table, algorithm.plan.data, logits=(logits_RA, behaviour_RA), size=size)
+    groups = [update.places for update in updates]
     gradients_URA = _gradients(table, algorithm, groups, episodes=episodes, logits=(logits_RA, behaviour_RA))
-    weights_U = np.array(weights)
+    weights_U = np.array([update.chance for update in updates])
     mean_RA: Doubles = np.einsum("u,ura->ra", weights_U, gradients_URA)
     spread = float(np.einsum("u,ura,ura->", weights_U, gradients_URA, gradients_URA) - (mean_RA**2).sum())
-    return Moments(mean_RA=mean_RA, variance=max(spread, 0.0), steps=float(weights_U @ np.array(steps)))
+    return Moments(
+        mean_RA=mean_RA,
+        variance=max(spread, 0.0),
+        steps=float(weights_U @ np.array([update.steps for update in updates])),
+    )
+
+
+class Place(NamedTuple):
+    """Who stands in a place of a group."""
+
+    path: int
+    behaved: bool
+    """Whether its ratio is over the policy that sampled; else over the one that is updated."""
+
+
+class Update(NamedTuple):
+    """One way an update can turn out."""
+
+    places: tuple[Place, ...]
+    chance: float
+    steps: int
+    """Environment steps it took; what is replayed takes none."""
+
+
+def _updates(table: PathTable, data: object, *, logits: tuple[Doubles, Doubles], size: int) -> list[Update]:
+    """Every update, sampled by the second policy; with replay by the first, and by the second what is replayed."""
+    present_P, behaviour_P = (path_probabilities(table, item) for item in logits)
+    rewards = [sum(path.rewards_T) for path in table.paths]
+    sampled_P = present_P if isinstance(data, SuccessReplay) else behaviour_P
+    found = []
+    for chosen in combinations_with_replacement(range(len(table.paths)), size):
+        ways = factorial(size) // prod(factorial(count) for count in Counter(chosen).values())
+        chance = ways * float(np.prod(sampled_P[list(chosen)]))
+        steps = sum(len(table.paths[at].rows_T) for at in chosen)
+        fresh = tuple(Place(path=at, behaved=not isinstance(data, SuccessReplay)) for at in chosen)
+        if not (isinstance(data, SuccessReplay) and wants_replay([rewards[at] for at in chosen], data)):
+            found.append(Update(places=fresh, chance=chance, steps=steps))
+            continue
+        successes = [at for at, reward in enumerate(rewards) if reward > data.above]
+        among = float(behaviour_P[successes].sum())
+        for place in range(size):
+            for at in successes:
+                replayed = Place(path=at, behaved=data.ratio == "recorded")
+                share = chance * float(behaviour_P[at]) / (among * size)
+                found.append(Update(places=(*fresh[:place], replayed, *fresh[place + 1 :]), chance=share, steps=steps))
+    return found
 
 
 def _episodes(table: PathTable, behaviour_RA: Doubles, *, member: int) -> list[Episode]:
     """``[P]`` what credit is told of every trajectory when it stands in place ``member`` of its group."""
     rows_RA, values = policy_rows(table, behaviour_RA), exact_values(table, behaviour_RA, gamma=1.0)
-    return [_episode(table, path, rows_RA, values, name=f"m{member}") for path in table.paths]
+    ends = _ends(table, path_probabilities(table, behaviour_RA))
+    return [_episode(table, path, rows_RA, values, name=f"m{member}", ends=ends) for path in table.paths]
 
 
-def _episode(table: PathTable, path: Path, rows_RA: npt.NDArray[Any], values: Doubles, *, name: str) -> Episode:
+def _ends(table: PathTable, probability_P: Doubles) -> Counter[tuple[object, ...]]:
+    """Probability of passing a history, and of taking an action there, and either with the return at the end."""
+    found: Counter[tuple[object, ...]] = Counter()
+    for path, chance in zip(table.paths, probability_P.tolist(), strict=True):
+        for node, action in zip(path.nodes_T, path.actions_T, strict=True):
+            for key in ((node,), (node, action), (node, "ends", sum(path.rewards_T))):
+                found[key] += chance
+            found[node, action, "ends", sum(path.rewards_T)] += chance
+    return found
+
+
+def hindsight(path: Path, turn: int, ends: Mapping[tuple[object, ...], float], chance: float) -> float:
+    """P(action | history, how it ended) = P(action | history) P(end | history, action) / P(end | history)."""
+    node, action, outcome = path.nodes_T[turn], path.actions_T[turn], sum(path.rewards_T)
+    after = ends[node, action, "ends", outcome] / ends[node, action]
+    return chance * after / (ends[node, "ends", outcome] / ends[(node,)])
+
+
+def _gold(chance: float) -> float:
+    return log(min(max(chance, FLOOR), 1.0 - FLOOR))
+
+
+def _episode(
+    table: PathTable,
+    path: Path,
+    rows_RA: npt.NDArray[Any],
+    values: Doubles,
+    *,
+    name: str,
+    ends: Mapping[tuple[object, ...], float],
+) -> Episode:
     outcome, states = sum(path.rewards_T), [str(table.information[row]) for row in path.rows_T]
     values_K = values[list(path.nodes_T)]
     facts = []
@@ -170,6 +245,9 @@ def _episode(table: PathTable, path: Path, rows_RA: npt.NDArray[Any], values: Do
                 logprobs_N=np.log(rows_RA[[row], [action]]),
                 entropies_N=np.array([entropy]),
                 values_N=values_K[[at]],
+                reference_logprobs_N=np.log(rows_RA[[row], [action]]),
+                gold_logprob=_gold(float(values_K[at])),
+                hindsight_logprob=min(log(hindsight(path, at, ends, float(rows_RA[row, action]))), 0.0),
             )
         )
     return Episode(
@@ -181,54 +259,76 @@ def _episode(table: PathTable, path: Path, rows_RA: npt.NDArray[Any], values: Do
         success=outcome == 1.0,
         turns=tuple(facts),
         tree=name,
+        final_gold_logprob=_gold(outcome),
+        model_score=outcome,
     )
+
+
+class _Token(NamedTuple):
+    group: int
+    member: int
+    row: int
+    action: int
+    behaved: bool
+    advantage: float
+    weight: float
+    pair: int
 
 
 def _gradients(
     table: PathTable,
     algorithm: Algorithm,
-    groups: Sequence[tuple[int, ...]],
+    groups: Sequence[tuple[Place, ...]],
     *,
     episodes: Sequence[Sequence[Episode]],
     logits: tuple[Doubles, Doubles],
 ) -> Doubles:
     """``[U, R, A]`` minus the gradient of every group's loss; all groups share one call of the objective."""
-    columns: list[tuple[int, int, int, int, float, float]] = []
-    sequence = 0
+    tokens: list[_Token] = []
     for number, chosen in enumerate(groups):
         members = [
-            Member(episode=episodes[at][path], turns_N=np.arange(len(table.paths[path].rows_T)))
-            for at, path in enumerate(chosen)
+            Member(episode=episodes[at][place.path], turns_N=np.arange(len(table.paths[place.path].rows_T)))
+            for at, place in enumerate(chosen)
         ]
         told = credit_groups([members], algorithm=algorithm, rules=RewardRules(), seed=0).groups[0]
-        for path, one in zip(chosen, told.members, strict=False):
-            walk = table.paths[path]
-            columns += [
-                (number, sequence, row, action, float(advantage), float(weight))
+        for at, (place, one) in enumerate(zip(chosen, told.members, strict=False)):
+            walk, pair = table.paths[place.path], one.credit.pair
+            tokens += [
+                _Token(
+                    group=number,
+                    member=number * len(chosen) + at,
+                    row=row,
+                    action=action,
+                    behaved=place.behaved,
+                    advantage=float(advantage),
+                    weight=float(weight),
+                    pair=len(groups) * len(chosen) if pair is None else number * len(chosen) + pair,
+                )
                 for row, action, advantage, weight in zip(
                     walk.rows_T, walk.actions_T, one.advantages_N, one.weights_N, strict=True
                 )
             ]
-            sequence += 1
-    shape = (len(groups), *logits[0].shape)
-    if not columns:
-        return np.zeros(shape)
-    numbers, sequences, rows, actions = (np.array(column) for column in list(zip(*columns, strict=True))[:4])
-    advantages, weights = (np.array(column) for column in list(zip(*columns, strict=True))[4:])
+    found_URA = np.zeros((len(groups), *logits[0].shape))
+    if not tokens:
+        return found_URA
+    column = {name: np.array([getattr(token, name) for token in tokens]) for name in _Token._fields}
+    numbers, rows, actions = column["group"], column["row"], column["action"]
     policies = [policy_rows(table, item) for item in logits]
-    logp_N = torch.tensor(np.log(policies[0][rows, actions]), requires_grad=True)
+    present_N, behaviour_N = (np.log(policy[rows, actions]) for policy in policies)
+    logp_N = torch.tensor(present_N, requires_grad=True)
     loss = _surrogate_alone(algorithm)(
         Terms(
             logp_N=logp_N,
-            behaviour_logp_N=torch.tensor(np.log(policies[1][rows, actions])),
-            advantage_N=torch.tensor(advantages),
-            weight_N=torch.tensor(weights),
-            turn_N=torch.arange(len(columns)),
-            sequence_N=torch.tensor(sequences),
+            behaviour_logp_N=torch.tensor(np.where(column["behaved"], behaviour_N, present_N)),
+            advantage_N=torch.tensor(column["advantage"]),
+            weight_N=torch.tensor(column["weight"]),
+            turn_N=torch.arange(len(tokens)),
+            sequence_N=torch.tensor(column["member"]),
+            reference_logp_N=torch.tensor(present_N) if algorithm.plan.needs_reference else None,
+            pair_N=torch.tensor(column["pair"]) if isinstance(algorithm.plan.data, StoredPairs) else None,
         )
     )
     (slope_N,) = torch.autograd.grad(loss.total, logp_N, allow_unused=True, materialize_grads=True)
-    found_URA = np.zeros(shape)
     score_NA = -policies[0][rows]
     score_NA[np.arange(rows.size), actions] += 1.0
     np.add.at(found_URA, (numbers, rows), -slope_N.numpy()[:, None] * score_NA)
@@ -261,9 +361,9 @@ def left_out(algorithm: Algorithm) -> str | None:
     plan = algorithm.plan
     if plan.demonstrations:
         return "imitates demonstrations"
-    if not isinstance(plan.data, FreshRollouts):
+    if not isinstance(plan.data, FreshRollouts | StoredPairs | StoredTrajectories | SuccessReplay):
         return f"takes its data from elsewhere ({type(plan.data).__name__})"
-    if not isinstance(plan.rollout, Independent):
+    if not isinstance(plan.rollout, Independent | Allocated):  # one task has the whole budget, if no prefix is taken
         return f"its rollouts branch ({type(plan.rollout).__name__})"
     return None
 
@@ -310,7 +410,11 @@ def fresh_table(size: int, names: Sequence[str]) -> tuple[list[str], dict[str, s
 
 
 OFF_POLICY: Mapping[str, Mapping[str, Any]] = {
-    name: {} for name in ("reinforce", "ppo", "grpo", "dapo", "cispo", "gspo", "sao", "turn_ppo", "rloo")
+    name: {}
+    for name in (
+        *("reinforce", "ppo", "grpo", "dapo", "cispo", "gspo", "sao", "turn_ppo", "rloo"),
+        *("agentic_replay_po", "offline_awr", "dpo"),
+    )
 }
 
 
@@ -324,6 +428,9 @@ def stale_table(size: int, names: Sequence[str]) -> list[str]:
         "| --- | " + " | ".join("--:" for _ in STALENESS) + " |",
     ]
     methods: dict[str, Any] = {f"`{name}`": build_algorithm(name) for name in names if name in OFF_POLICY}
+    if "agentic_replay_po" in names:
+        corrected = build_algorithm("agentic_replay_po", {"correction": "ratio"})
+        methods["`agentic_replay_po`, corrected"] = corrected
     methods["`reinforce`, true ratio"] = Corrected(inner=build_algorithm("reinforce"))
     for label, algorithm in methods.items():
         cells = []

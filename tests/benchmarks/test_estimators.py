@@ -100,6 +100,67 @@ def test_the_true_ratio_corrects_any_age_exactly(script: ModuleType, age: int) -
     assert (gap > 0.05) == (age > 0)
 
 
+def test_a_replayed_success_takes_any_place_of_a_failed_group(script: ModuleType) -> None:
+    """Every ordered pair of trajectories and every replacement, written out; replay is uncorrected."""
+    table = script.worlds()["climb"]
+    logits = script.start(table)
+    older = script.older(table, logits, versions=2)
+    options = {"correction": "none", "std": "none", "average": "sum"}
+    found = script.update_moments(
+        table, build_algorithm("agentic_replay_po", options), logits_RA=logits, behaviour_RA=older, size=2
+    )
+    chance, past = (script.path_probabilities(table, item) for item in (logits, older))
+    rewards = np.array([sum(path.rewards_T) for path in table.paths])
+    rows_RA = script.policy_rows(table, logits)
+    score = np.zeros((len(table.paths), *logits.shape))
+    for at, path in enumerate(table.paths):
+        for row, action in zip(path.rows_T, path.actions_T, strict=True):
+            score[at, row] -= rows_RA[row]
+            score[at, row, action] += 1.0
+    past = np.where(rewards > 0.1, past, 0.0)
+    past /= past.sum()
+    mean, replayed = np.zeros_like(logits), 0.0
+    for i, first in enumerate(chance):
+        for j, second in enumerate(chance):
+            groups = [(first * second, i, j)]
+            if rewards[i] == rewards[j] == 0.0:
+                replayed += first * second
+                groups = [(first * second * p / 2, *pair) for k, p in enumerate(past) for pair in ((k, j), (i, k))]
+            for weight, one, two in groups:
+                mean += weight * (rewards[one] - rewards[two]) / 2 * (score[one] - score[two]) / 2
+    assert replayed > 0.1
+    np.testing.assert_allclose(found.mean_RA, mean, rtol=0, atol=1e-10)
+
+
+def test_an_action_in_hindsight_is_as_likely_as_bayes_says(script: ModuleType) -> None:
+    """The climb from the ground: who ended at height 2 climbed for certain; who got nothing may have stopped."""
+    table = script.worlds()["climb"]
+    logits = np.zeros_like(script.start(table))
+    ends = script._ends(table, script.path_probabilities(table, logits))
+    told = {}
+    for path in table.paths:
+        key = (sum(path.rewards_T), path.actions_T[0])
+        told[key] = script.hindsight(path, 0, ends, 0.5)
+    # A fair coin: stopping on the ground pays 0 with 0.5; climbing pays 0 after a fall at any of three steps.
+    falls = 0.5 * 0.2 + 0.5 * 0.8 * (0.5 * 0.2) + 0.5 * 0.8 * (0.5 * 0.8) * (0.5 * 0.2)
+    assert told[(0.3, 1)] == pytest.approx(1.0)
+    assert told[(1.0, 1)] == pytest.approx(1.0)
+    assert told[(0.0, 0)] == pytest.approx(0.5 / (0.5 + falls))
+    assert told[(0.0, 1)] == pytest.approx(falls / (0.5 + falls))
+
+
+def test_preferences_between_two_attempts_push_along_their_difference(script: ModuleType) -> None:
+    """At the reference the margin is 0, so a pair's gradient is beta / 2 times the difference of the two scores."""
+    table = script.worlds()["corridor"]
+    logits = script.start(table)
+    dpo, rloo = (
+        script.update_moments(table, build_algorithm(name), logits_RA=logits, behaviour_RA=logits, size=2).mean_RA
+        for name in ("dpo", "rloo")
+    )
+    # Of two rewards 0 and 1, rloo gives (score - score') / 2 and dpo 0.1 / 2 times the same difference.
+    np.testing.assert_allclose(dpo, 0.1 * rloo, rtol=0, atol=1e-10)
+
+
 def test_a_tiny_run_prints_rows_and_keeps_the_page_around_them(script: ModuleType, tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(f"before\n{script.BEGIN}\nstale figures\n{script.END}\nafter\n")
