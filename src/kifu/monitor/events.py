@@ -13,6 +13,9 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from kifu.records.chain import write_all
+from kifu.records.files import storing
+
 _MASK_DELTA = 0xA282EAD8
 _FLOAT_MAX = 3.4028234663852886e38
 _POLYNOMIAL = 0x82F63B78  # Castagnoli, reflected
@@ -82,22 +85,25 @@ class EventWriter:
     """
 
     def __init__(self, folder: Path, *, clock: Callable[[], float] = time.time) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
         self._clock = clock
         now = clock()
         self.path = folder / f"events.out.tfevents.{int(now):010d}.{socket.gethostname()}.{os.getpid()}"
-        self._file = self.path.open("ab")
-        self._file.write(_record(_event(now, step=0, body=_field(3, b"brain.Event:2"))))
-        self._file.flush()
+        with storing("events for TensorBoard", self.path):
+            folder.mkdir(parents=True, exist_ok=True)
+            self._file = self.path.open("ab", buffering=0)
+        self._write(_event(now, step=0, body=_field(3, b"brain.Event:2")))
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         """Write one point for every tag of ``values``."""
         summary = b"".join(
             _field(1, _field(1, tag.encode()) + b"\x15" + _float(value)) for tag, value in values.items()
         )
-        self._file.write(_record(_event(self._clock(), step=step, body=_field(5, summary))))
-        self._file.flush()
+        self._write(_event(self._clock(), step=step, body=_field(5, summary)))
 
     def close(self) -> None:
         """Close the file; closing twice is fine."""
         self._file.close()
+
+    def _write(self, event: bytes) -> None:
+        with storing("events for TensorBoard", self.path):
+            write_all(self._file.fileno(), _record(event))

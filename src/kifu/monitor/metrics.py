@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 from kifu.errors import AlteredError, StorageError, UsageError
 from kifu.monitor.events import EventWriter
 from kifu.monitor.runfolder import write_atomic
+from kifu.records.chain import write_all
 from kifu.records.files import storing
 
 MetricValue: TypeAlias = "float | int | str | bool | None"
@@ -120,7 +121,8 @@ class MetricsWriter:
         if path.exists():
             kept = [row for row in read_metrics(path) if resume_at is None or row["step"] < resume_at]
             write_atomic(path, b"".join(_line(row) for row in kept))
-        self._file = path.open("ab")
+        with storing("metrics", path):
+            self._file = path.open("ab", buffering=0)
 
     def write(self, metrics: StepMetrics) -> None:
         """Append the line and make it durable.
@@ -130,8 +132,7 @@ class MetricsWriter:
         """
         row = metrics.to_json()
         with storing(f"the metrics of step {metrics.step}", self._path):
-            self._file.write(_line(row))
-            self._file.flush()
+            write_all(self._file.fileno(), _line(row))
             os.fsync(self._file.fileno())
         if self._events is not None:
             self._events.scalars(metrics.step, _numbers(row))

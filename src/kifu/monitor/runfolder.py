@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kifu.errors import AlteredError, FormatError, StorageError
+from kifu.errors import AlteredError, DiskFullError, FormatError, StorageError
 from kifu.monitor.facts import PROTOCOL_FILE, RUN_FORMAT, RunFacts, begun_facts, read_facts
 from kifu.records import GENESIS, RunReader, write_atomically
+from kifu.records.files import FULL
 
 _FOLDERS = ("records", "wal", "weights", "checkpoints", "blobs")
 
@@ -26,7 +27,8 @@ class RunFolder:
         """Make the folder and its ``run.json`` with ``facts`` (JSON values) beside the format number.
 
         Raises:
-            StorageError: the folder already holds a run, or something else.
+            StorageError: the folder already holds a run, or something else, or it cannot be written.
+            DiskFullError: no space; nothing is left of what was begun.
         """
         folder = cls(root=root)
         if folder.run_json.exists():
@@ -35,9 +37,13 @@ class RunFolder:
             raise StorageError(
                 f"{root}: exists and is not a run folder; expected a new or empty folder. Choose another."
             )
-        for name in _FOLDERS:
-            (root / name).mkdir(parents=True, exist_ok=True)
-        folder.write_facts(facts)
+        try:
+            for name in _FOLDERS:
+                (root / name).mkdir(parents=True, exist_ok=True)
+            folder.write_facts(facts)
+        except (OSError, StorageError) as cause:
+            discard(folder)
+            raise not_begun(root, cause) from cause
         return folder
 
     @classmethod
@@ -156,11 +162,25 @@ def discard(folder: RunFolder) -> None:
 
     Only for a run that published and recorded nothing, by the process that created it.
     """
+    if not folder.root.is_dir():
+        return
     for path in [folder.run_json, *folder.root.iterdir()]:  # whatever is left without run.json is no run
         if path.is_dir():
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)
+
+
+def not_begun(root: Path, cause: Exception) -> StorageError:
+    """What to say of a run that could not begin and left nothing."""
+    system = cause if isinstance(cause, OSError) else cause.__cause__
+    why = system.strerror if isinstance(system, OSError) else str(cause)
+    if isinstance(cause, DiskFullError) or (isinstance(system, OSError) and system.errno in FULL):
+        return DiskFullError(
+            f"{root}: no space left to begin a run, and nothing of it was kept. Free space on this device and start "
+            "again, or choose another folder with --out."
+        )
+    return StorageError(f"{root}: a run cannot begin here: {why}. Choose a folder that can be written with --out.")
 
 
 def _is_unused(root: Path) -> bool:

@@ -12,7 +12,8 @@ from typing import BinaryIO
 from kifu.errors import DiskFullError, StorageError
 from kifu.records.crash import crash_point
 
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""Errors that say there is no space."""
 _CHUNK = 1 << 20
 
 
@@ -22,10 +23,10 @@ def storing(what: str, path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as cause:
-        if cause.errno in _FULL:
+        if cause.errno in FULL:
             raise DiskFullError(
                 f"{path}: no space left while writing {what}. Everything accepted before is intact; "
-                "free space on this device and resume."
+                "free space on this device, then repeat the command or `kifu resume` the run."
             ) from cause
         raise StorageError(f"{path}: cannot write {what}: {cause.strerror}") from cause
 

@@ -3,10 +3,12 @@
 import json
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -15,6 +17,7 @@ from kifu.models import ModelFolder
 from kifu.monitor import GATEWAY, RunFolder, begun, reader_of, write_atomic, write_json
 from kifu.policy import Weights
 from kifu.records import AgentCard, Ints, Trajectory, Version, to_atif, to_messages
+from kifu.records.files import storing
 from kifu.training.experiment import Loaded
 from kifu.training.layers import HfPolicy, Lora
 from kifu.training.opened import OpenedRun, opened
@@ -56,25 +59,39 @@ def export_hf(
                 "`kifu export --to atif` and `--to messages` write its records"
             )
         version = run.version(checkpoint)
-        _claim(out)
         tensors = _merged(run.prepared, run.stored(version), base=run.prepared.model)
-        save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
-        for name in _COPIED:
-            source = run.prepared.model.path / name
-            if source.is_file():
-                shutil.copyfile(source, out / name)
-        config = json.loads((out / "config.json").read_text(encoding="utf-8"))
-        config.pop("torch_dtype", None)
-        write_json(out / "config.json", {**config, "dtype": run.prepared.machine.sampler_dtype})
-        entry = next(item for item in run.weights.versions if item.version == version)
-        write_atomic(out / "README.md", _card(run, entry, base=run.prepared.model).encode())
+        with _claimed(out):
+            save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
+            for name in _COPIED:
+                source = run.prepared.model.path / name
+                if source.is_file():
+                    shutil.copyfile(source, out / name)
+            config = json.loads((out / "config.json").read_text(encoding="utf-8"))
+            config.pop("torch_dtype", None)
+            write_json(out / "config.json", {**config, "dtype": run.prepared.machine.sampler_dtype})
+            entry = next(item for item in run.weights.versions if item.version == version)
+            write_atomic(out / "README.md", _card(run, entry, base=run.prepared.model).encode())
     return out
 
 
-def _claim(out: Path) -> None:
+@contextmanager
+def _claimed(out: Path) -> Iterator[None]:
+    """A new or empty folder that is whole in the end, or empty again."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise StorageError(f"{out}: exists and is not an empty folder; choose another")
-    out.mkdir(parents=True, exist_ok=True)
+    try:
+        with storing("the export", out):
+            out.mkdir(parents=True, exist_ok=True)
+            try:
+                yield
+            except SafetensorError as cause:  # its writer hides the operating system's error in a text
+                raise StorageError(
+                    f"{out}: cannot write the weights: {cause}. Free space, or choose another."
+                ) from cause
+    except BaseException:
+        for path in out.glob("*"):
+            path.unlink(missing_ok=True)
+        raise
 
 
 def _merged(prepared: Prepared, weights: Weights, *, base: ModelFolder) -> dict[str, Tensor]:
@@ -162,12 +179,12 @@ def export_atif(root: Path | str, out: Path | str, *, decode: Decode | None = No
     """
     folder, out = RunFolder.open(Path(root)), Path(out)
     agent = AgentCard(version=AGENT, model_name=_model_name(folder))
-    _claim(out)
     count = 0
-    for trajectory in reader_of(folder).trajectories():
-        document = to_atif(trajectory, agent=agent, decode=decode)
-        write_json(out / f"{trajectory.id.replace('/', '-')}.json", document)
-        count += 1
+    with _claimed(out):
+        for trajectory in reader_of(folder).trajectories():
+            document = to_atif(trajectory, agent=agent, decode=decode)
+            write_json(out / f"{trajectory.id.replace('/', '-')}.json", document)
+            count += 1
     return count
 
 

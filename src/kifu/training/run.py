@@ -13,9 +13,18 @@ from typing import Any
 import tomlkit
 
 from kifu.envs.waiting import to_end
-from kifu.errors import AlteredError, EngineFailure, ExperimentError, KifuError, ModelError, StorageError, UsageError
+from kifu.errors import (
+    AlteredError,
+    EngineFailure,
+    ExperimentError,
+    KifuError,
+    LockedError,
+    ModelError,
+    StorageError,
+    UsageError,
+)
 from kifu.evaluation import EvaluationSummary
-from kifu.monitor import PROTOCOL_FILE, RunFacts, RunFolder, begun, discard, protocol_problem, write_atomic
+from kifu.monitor import PROTOCOL_FILE, RunFacts, RunFolder, begun, discard, not_begun, protocol_problem, write_atomic
 from kifu.records import Trajectory, read_chain
 from kifu.records.ledger import Ledger
 from kifu.records.plan import PlanLine, PlanLog, read_plan
@@ -71,12 +80,17 @@ def train(loaded: Loaded, *, out: Path | None = None, seed: int = 0, quiet: bool
         )
     root = out if out is not None else Path("runs") / f"{loaded.name}-seed{seed}"
     folder = RunFolder.create(root, _facts(prepared, seed))
-    _write_protocol(folder, prepared)
     try:
+        _write_protocol(folder, prepared)
         return _drive(prepared, folder, seed=seed, quiet=quiet)
-    except (EngineFailure, UsageError, ModelError):
-        if not read_chain(folder.weights / VERSIONS).lines:  # nothing began, so there is nothing to go on with
-            discard(folder)
+    except LockedError:
+        raise
+    except (EngineFailure, UsageError, ModelError, StorageError, OSError) as stopped:
+        if read_chain(folder.weights / VERSIONS).lines:
+            raise
+        discard(folder)  # nothing began, so there is nothing to go on with
+        if isinstance(stopped, OSError) or isinstance(stopped.__cause__, OSError):
+            raise not_begun(root, stopped) from stopped
         raise
 
 
