@@ -55,8 +55,8 @@ def kill_something(backend: NsBackend, rng: random.Random) -> None:
 
 
 def episode(sandbox: Sandbox, number: int) -> str:
-    """One episode: ``right``, ``failed`` or ``wrong``."""
-    command = f"sleep 1 & n=$(cat number.txt); echo x > left; echo $((n * {number}))"
+    """One episode: ``right``, ``failed`` or ``wrong``. The shell itself fails when one of its programs is killed."""
+    command = f"set -e; sleep 1 & n=$(cat number.txt); echo x > left; echo $((n * {number}))"
     result = sandbox.call("bash", {"command": command})
     if result.reason is not Reason.EXIT or result.code != 0:
         return "failed"

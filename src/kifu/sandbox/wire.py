@@ -33,17 +33,34 @@ def receive(sock: socket.socket) -> tuple[dict[str, object] | None, list[int]]:
     # socket.recv_fds forgets its flags, and a descriptor must never reach a program that was not given it.
     head, extra, _, _ = sock.recvmsg(4, room, socket.MSG_CMSG_CLOEXEC)
     handles = [found[0] for level, kind, data in extra if _is_handles(level, kind) for found in _whole(data)]
+    try:
+        message = _rest(sock, head)
+    except BaseException:
+        _close(handles)
+        raise
+    if message is None:
+        _close(handles)
+        return None, []
+    return message, handles
+
+
+def _rest(sock: socket.socket, head: bytes) -> dict[str, object] | None:
     head += _take(sock, 4 - len(head)) if head else b""
     if len(head) < 4:
-        return None, handles
+        return None
     length = int.from_bytes(head, "big")
     if length > MAX_MESSAGE:
         raise ValueError(f"a message of {length} bytes, expected at most {MAX_MESSAGE}")
     body = _take(sock, length)
     if len(body) < length:
-        return None, handles
+        return None
     message: dict[str, object] = json.loads(body)
-    return message, handles
+    return message
+
+
+def _close(handles: list[int]) -> None:
+    for handle in handles:
+        os.close(handle)
 
 
 def _is_handles(level: int, kind: int) -> bool:
