@@ -110,12 +110,21 @@ class TestInstructGpt:
         ]
 
         assert line.rows == ()
-        assert Counter(bucket for bucket in line.buckets.values()) == {Bucket.HELD_BACK: 64, Bucket.EVALUATION: 2}
         assert len(ranked) == 64
         by_task: dict[int, list[float]] = {}
         for item in ranked:
             by_task.setdefault(item.key.group, []).append(item.reward or 0.0)
         pairs = sum(min(rewards.count(1.0), rewards.count(0.0)) for rewards in by_task.values())
+        differing = sum(len(rewards) for rewards in by_task.values() if len(set(rewards)) > 1)
+        assert 0 < differing < 64  # groups of equal verdicts rank nothing, and are booked so
+        assert Counter(line.buckets.values()) == {
+            Bucket.HELD_BACK: differing,
+            Bucket.DEGENERATE: 64 - differing,
+            Bucket.EVALUATION: 2,
+        }
+        metrics = [json.loads(line) for line in (instructgpt / "metrics.jsonl").read_text().splitlines()]
+        [row] = [row for row in metrics if row["step"] == 2]
+        assert row["informative_groups"] == sum(len(set(rewards)) > 1 for rewards in by_task.values())
         facts = json.loads((instructgpt / "run.json").read_text())["reward_model"]
         assert facts["rankings/pairs"] + facts["rankings/held_out"] == pairs > 0
 

@@ -11,6 +11,7 @@ from typing import ClassVar
 import numpy as np
 
 from kifu.algorithms import Card, Feedback, Plan, Source, TurnCredit
+from kifu.credit import preference_pairs
 from kifu.credit.episode import Episode
 from kifu.credit.reading import RewardRules
 from kifu.objectives import LikelihoodObjective, Objective, Reduction, TokenMean
@@ -53,8 +54,8 @@ class Ranking:
     )
 
     def credit(self, group: Sequence[Episode], rules: RewardRules) -> list[TurnCredit] | None:
-        """No token is trained."""
-        return _untrained(group)
+        """No token is trained; None when no two verdicts differ, so that nothing is ranked."""
+        return _untrained(group) if preference_pairs([one.outcome for one in group]) else None
 
     def objective(self) -> Objective:
         """Never evaluated: the stage has no row."""

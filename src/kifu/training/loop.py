@@ -343,7 +343,7 @@ class Loop:
 
     def _stalled(self, assembled: Assembled, members: Iterable[Trajectory], stage: Stage) -> None:
         is_solved = all(judged_success(member) is True for member in members)  # nothing left to learn is no failure
-        if assembled.informative or is_solved or stage.demonstrations is not None:
+        if assembled.informative or is_solved or stage.demonstrations is not None or stage.fits is not None:
             self.progress.stalled = 0
             return
         self.progress.stalled += 1
