@@ -56,8 +56,10 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "tara": {"component": "clue"},
     "rft": {"min_calls": 0},
     "dapo": {"refill": 1},
+    "agentic_dpo": {"negatives": "recorded"},
 }
-"""Set so that a group has 8 attempts and a step no more of them, or because the world has no such reward by default."""
+"""Set so that a group has 8 attempts and a step no more of them, because the world has no such reward by default, or so
+that nothing is sampled beside the records."""
 ELSEWHERE: Mapping[str, tuple[str, ...]] = {
     "gigpo": ("corridor",),
     "graphgpo": ("corridor",),

@@ -317,7 +317,8 @@ class TestPreferences:
 
     def test_agentic_dpo_trains_single_actions(self, offline: Callable[..., Loaded], tmp_path: Path) -> None:
         run = tmp_path / "run"
-        train(offline("agentic_dpo", "update.prompts_per_step=4"), out=run, quiet=True, seed=1)
+        options = "{ negatives = 'recorded' }"
+        train(offline("agentic_dpo", "update.prompts_per_step=4", options=options), out=run, quiet=True, seed=1)
 
         rows = [row for line in read_plan(run) for row in line.rows]
         assert {sum(1 for part in row.runs if part.weight) for row in rows} == {1}

@@ -177,6 +177,8 @@ class Plan:
     """Whether the entropy of every sampled token is kept on record."""
     data: DataSource = field(default_factory=FreshRollouts)
     """Where the trajectories come from."""
+    untempered: bool = False
+    """Whether the loss takes log-probabilities at temperature 1 over the whole vocabulary, however sampled."""
     needs_reference: bool = False
     """Whether logprobs under the weights the method began with are computed for every trained token."""
     needs_reward_model: bool = False

@@ -46,7 +46,7 @@ from kifu.credit.keyed import episode_relative, merge_similar, relative_by_key, 
 from kifu.credit.labels import Label, hindsight_labels, pooled_targets, process_targets
 from kifu.credit.local import component_reward, gated_future
 from kifu.credit.offline import returns_over_state, returns_over_task
-from kifu.credit.pairs import WrongTurn, hardest_wrong_turn, preference_pairs
+from kifu.credit.pairs import WrongTurn, hardest_sampled_turn, hardest_wrong_turn, preference_pairs
 from kifu.credit.process import hindsight_rewards, process_rewards
 from kifu.credit.returns import discounted_returns, discounted_sum, macro_reward, macro_value
 from kifu.credit.rlhf import anchored_rewards
@@ -55,6 +55,7 @@ from kifu.credit.shaping import check_shaping, shaping_rewards
 from kifu.credit.sources import (
     DataSource,
     FreshRollouts,
+    RefreshedPairs,
     StoredPairs,
     StoredTrajectories,
     SuccessReplay,
@@ -74,6 +75,7 @@ __all__ = [
     "FreshRollouts",
     "Label",
     "PopulationStd",
+    "RefreshedPairs",
     "SampleStd",
     "Scale",
     "SemanticDistribution",
@@ -108,6 +110,7 @@ __all__ = [
     "gated_future",
     "group_relative",
     "group_size_for",
+    "hardest_sampled_turn",
     "hardest_wrong_turn",
     "hindsight_labels",
     "hindsight_ratios",

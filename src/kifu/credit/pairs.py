@@ -59,6 +59,26 @@ def hardest_wrong_turn(group: Sequence[Episode], *, expert: int) -> WrongTurn | 
     return max(found, key=lambda item: (item.logprob, group[item.member].id), default=None)
 
 
+def hardest_sampled_turn(group: Sequence[Episode], *, expert: int) -> WrongTurn | None:
+    """The likeliest action with another tool among those that branch from the expert's own turns.
+
+    Where a branch left the expert is on record, so no state is compared. Equal tools are no wrong turn, whatever their
+    arguments; an action without a call names no tool. A branch that wrote nothing takes no part.
+
+    Raises:
+        ArgumentError: a tool or the logprobs of a turn are not recorded.
+    """
+    found = []
+    for at, member in enumerate(group):
+        branch = member.branch
+        if branch is None or branch.parent != group[expert].id or branch.turn >= member.num_turns:
+            continue
+        own, other = group[expert].facts("tool")[branch.turn], member.facts("tool")[branch.turn]
+        if own.tool != other.tool and other.num_tokens:
+            found.append(WrongTurn(member=at, turn=branch.turn, logprob=_logprob(member, branch.turn)))
+    return max(found, key=lambda item: (item.logprob, group[item.member].id), default=None)
+
+
 def _parting(expert: Episode, member: Episode) -> int | None:
     for needed in ("state", "action", "tool"):
         expert.facts(needed), member.facts(needed)

@@ -48,7 +48,34 @@ class StoredPairs:
     """Preferences between records of finished runs."""
 
 
-DataSource: TypeAlias = FreshRollouts | SuccessReplay | StoredTrajectories | StoredPairs
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RefreshedPairs:
+    """Experts among records of finished runs, and actions of the present policy in the states they were in."""
+
+    min_reward: float = 1.0
+    """Task reward that makes an attempt an expert."""
+    samples: int = 4
+    """Actions sampled in every expert state …"""
+    temperature: float = 0.7
+    """… at this temperature …"""
+    top_p: float = 0.95
+    """… from the likeliest tokens that hold this much probability …"""
+    max_tokens: int = 256
+    """… and this long at most."""
+    warm_up: int = 75
+    """Steps of a stage before anything is sampled."""
+    round_steps: int = 75
+    """Steps after which what was sampled in a state is sampled anew."""
+
+    def __post_init__(self) -> None:
+        for name in ("samples", "max_tokens", "round_steps"):
+            if getattr(self, name) < 1:
+                raise ArgumentError(f"{name} of refreshed negatives must be at least 1, found {getattr(self, name)}")
+        if self.warm_up < 0:
+            raise ArgumentError(f"warm_up of refreshed negatives must be at least 0, found {self.warm_up}")
+
+
+DataSource: TypeAlias = FreshRollouts | SuccessReplay | StoredTrajectories | StoredPairs | RefreshedPairs
 
 
 def wants_replay(rewards_G: Rewards, rule: SuccessReplay) -> bool:

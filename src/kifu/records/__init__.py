@@ -1,7 +1,7 @@
 """What happened: tokens with origins, turns, outcomes, verdicts, trajectories and where they are kept."""
 
 from kifu.records.atif import AgentCard, to_atif, to_messages
-from kifu.records.audit import AuditReport, Heads, Replayed, Unrebuilt, audit_run
+from kifu.records.audit import AskAgain, AuditReport, Heads, Recomputed, Replayed, Unrebuilt, audit_run
 from kifu.records.blobs import BlobStore, pack_bitmap, unpack_bitmap
 from kifu.records.builder import TapeBuilder, Written
 from kifu.records.chain import GENESIS, Chain, ChainedLog, canonical, read_chain
@@ -56,6 +56,7 @@ __all__ = [
     "VIEW_SCHEMA",
     "Action",
     "AgentCard",
+    "AskAgain",
     "AuditReport",
     "BlobStore",
     "Bools",
@@ -87,6 +88,7 @@ __all__ = [
     "Problem",
     "Provenance",
     "Purpose",
+    "Recomputed",
     "Replayed",
     "RolloutKey",
     "Row",

@@ -28,6 +28,21 @@ Score: TypeAlias = Callable[[Sequence[Trajectory]], Sequence[Sequence[Floats | N
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Recomputed:
+    """The latest estimate of one name on one turn, computed again under the version that stands beside it."""
+
+    turn: int
+    name: str
+    value: float | None = None
+    why_not: str | None = None
+    """Why it could not be computed."""
+
+
+AskAgain: TypeAlias = Callable[[Sequence[Trajectory]], Sequence[Sequence[Recomputed]]]
+"""Recomputes what a model told of the turns: per trajectory one value per turn and name that can be asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Replayed:
     """What came of executing a record's actions again."""
 
@@ -110,6 +125,7 @@ def audit_run(
     plan: Sequence[PlanLine] | None = None,
     heads: Heads | None = None,
     score: Score | None = None,
+    estimate: AskAgain | None = None,
     logprob_tolerance: float = 1e-4,
     replay: Replay | None = None,
 ) -> AuditReport:
@@ -120,7 +136,8 @@ def audit_run(
         plan: its plan; read from ``plan.jsonl`` by default.
         heads: digests noted outside; without them a cut tail cannot be seen.
         score: recomputes logprobs from the kept weights.
-        logprob_tolerance: nats a recomputed logprob may differ.
+        estimate: recomputes what a model told of turns, from the kept weights.
+        logprob_tolerance: nats a recomputed logprob may differ; estimates as much in their own unit.
         replay: executes records again.
     """
     folder, heads, found = Path(folder), heads or Heads(), _Findings()
@@ -133,13 +150,15 @@ def audit_run(
             _rebuild(trajectory, versions=versions, blobs=blobs, found=found)
         if score is not None:
             _compare_logprobs(records, part, score=score, tolerance=logprob_tolerance, found=found)
+        if estimate is not None:
+            _compare_estimates(records, part, estimate=estimate, tolerance=logprob_tolerance, found=found)
         if replay is not None:
             _replay(records, part, replay=replay, found=found)
-    for trajectory in found.kept.values():
-        for what in branch_problems(trajectory, found.kept):
-            found.problem(what, trajectory=trajectory.id)
     for source in sorted((folder / STORED).glob("*/records")):
         _read_stored(folder, source, found)
+    for trajectory in found.kept.values():
+        for what in branch_problems(trajectory, {**found.stored, **found.kept}):
+            found.problem(what, trajectory=trajectory.id)
     closed = _check_books(folder, plan, heads=heads, found=found)
     failed = {item.trajectory for item in found.unrebuilt} | {item.trajectory for item in found.problems}
     return AuditReport(
@@ -272,6 +291,29 @@ def _compare_logprobs(
                 part=part,
                 trajectory=trajectory.id,
             )
+
+
+def _compare_estimates(
+    records: Sequence[Trajectory], part: str, *, estimate: AskAgain, tolerance: float, found: _Findings
+) -> None:
+    for trajectory, answers in zip(records, estimate(records), strict=True):
+        whys = dict.fromkeys(answer.why_not for answer in answers if answer.why_not is not None)
+        found.unrebuilt += [Unrebuilt(trajectory=trajectory.id, why=why) for why in whys]
+        for answer in answers:
+            if answer.value is None:
+                continue
+            turn = trajectory.turns[answer.turn]
+            recorded = turn.estimate(answer.name)
+            if recorded is None or not abs(recorded - answer.value) <= tolerance:
+                version = next(
+                    (one.policy_version for one in reversed(turn.estimates) if one.name == answer.name), None
+                )
+                found.problem(
+                    f"turn {answer.turn}: `{answer.name}` is recorded as {recorded}, the weights of version {version} "
+                    f"give {answer.value:.6g}",
+                    part=part,
+                    trajectory=trajectory.id,
+                )
 
 
 def _replay(records: Sequence[Trajectory], part: str, *, replay: Replay, found: _Findings) -> None:

@@ -63,9 +63,9 @@ def _differences(trajectory: Trajectory, parent: Trajectory, branch: Branch) -> 
         yield f"stands in tree {branch.tree}, its parent {parent.id} in another"
     if trajectory.task != parent.task or trajectory.environment.seed != parent.environment.seed:
         yield f"attempts another task than {parent.id}, from which it branched"
-    noted = parent.turns[branch.turn].kept_state
-    if noted is None or noted[0] != branch.digest:
-        yield f"went on from state {branch.digest[:12]}, {parent.id} was in {noted and noted[0][:12]} then"
+    noted = parent.turns[branch.turn].state_before
+    if noted != branch.digest:
+        yield f"went on from state {branch.digest[:12]}, {parent.id} was in {noted and noted[:12]} then"
     for turn, other in zip(trajectory.turns[: branch.turn], parent.turns, strict=False):
         answers = [(result.text, result.digest_before) for result in turn.results]
         same = answers == [(result.text, result.digest_before) for result in other.results]

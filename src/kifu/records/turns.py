@@ -164,6 +164,13 @@ class Turn:
         return None
 
     @property
+    def state_before(self) -> str | None:
+        """Digest of the state before the turn, as noted or as the first answer tells it; None where neither does."""
+        if self.kept_state is not None:
+            return self.kept_state[0]
+        return self.results[0].digest_before if self.results else None
+
+    @property
     def token_entropies(self) -> tuple[float, ...]:
         """Nats, of the turn's first sampled tokens, as far as they were kept."""
         return tuple(item.value for item in self.estimates if item.name == TOKEN_ENTROPY)

@@ -1,7 +1,8 @@
 """Environment x agent x sampler to records: limits, groups, typed failures."""
 
 from kifu.rollout.branch import Departure, check_branchable
-from kifu.rollout.facts import Conversation, Prompt, Scoring, with_facts
+from kifu.rollout.facts import Conversation, Prompt, Question, Scoring, means, questions, with_facts
+from kifu.rollout.retelling import retell
 from kifu.rollout.run import run_rollout
 from kifu.rollout.session import Script, Session, tool_views
 from kifu.rollout.setting import Branchable, Limits, Setting
@@ -12,11 +13,15 @@ __all__ = [
     "Departure",
     "Limits",
     "Prompt",
+    "Question",
     "Scoring",
     "Script",
     "Session",
     "Setting",
     "check_branchable",
+    "means",
+    "questions",
+    "retell",
     "run_rollout",
     "tool_views",
     "with_facts",

@@ -8,14 +8,14 @@ sampled or encoded again; the agent lives through it once more on what is record
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kifu.envs import Environment, SnapshotKind, ToolSpec
 from kifu.envs.contract import canonical_state, digest_state
 from kifu.envs.guard import GuardedEnvironment
 from kifu.envs.segments import read_state
 from kifu.errors import AgentFailure, EnvironmentFailure, ExperimentError
-from kifu.records import Branch, Event, ToolCall, ToolResult, Trajectory, Turn
+from kifu.records import Branch, Event, Origin, Span, ToolCall, ToolResult, Trajectory, Turn
 from kifu.records.builder import TapeBuilder
 from kifu.records.turns import STATE_KEPT
 from kifu.render import Message, Parsed
@@ -33,6 +33,28 @@ class Departure:
     """The first turn to be written anew."""
     chosen_by: str
     """Rule that chose the point, for the record."""
+    is_lent: bool = False
+    """Whether the parent is a record of another run. Its state is reached by its actions, and what its policy wrote
+    stands on the tape as a demonstration's: no weights of this run sampled it."""
+
+
+def as_told(parent: Trajectory) -> Trajectory:
+    """A record of another run as what a rollout of this one goes on from: nothing of it was sampled or estimated here.
+
+    Figures and kept states of the other run stay with its record.
+    """
+
+    def told(span: Span) -> Span:
+        if span.origin is not Origin.POLICY:
+            return span
+        return Span(origin=Origin.DEMONSTRATION, turn=span.turn, token_ids=span.token_ids)
+
+    tapes = tuple(replace(tape, spans=tuple(told(span) for span in tape.spans)) for tape in parent.tapes)
+    turns = (
+        replace(turn, estimates=(), events=tuple(event for event in turn.events if event.kind != STATE_KEPT))
+        for turn in parent.turns
+    )
+    return replace(parent, tapes=tapes, turns=tuple(turns))
 
 
 def check_branchable(environment: type[Environment]) -> SnapshotKind:
@@ -106,7 +128,8 @@ class Trail:
         """
         if departure is None:
             return cls(setting, session, guard)
-        parent, began = departure.parent, time.perf_counter()
+        began = time.perf_counter()
+        parent = as_told(departure.parent) if departure.is_lent else departure.parent
         where = f"branching at turn {departure.turn} of {parent.id}"
         told, turn = parent.turns[: departure.turn], parent.turns[departure.turn]
         if parent.tape_ids(0)[: session.log.ids.size].tolist() != session.log.ids.tolist():
@@ -211,8 +234,8 @@ async def _put_back(
     branchable: Branchable, guard: GuardedEnvironment, *, told: Sequence[Turn], turn: Turn, where: str
 ) -> tuple[str, str]:
     """Bring the environment, freshly reset, to the state before ``turn``: how that was done, and its digest."""
-    noted = turn.kept_state
-    if noted is None:
+    noted = turn.kept_state or (turn.state_before and (turn.state_before, None))
+    if not noted:
         raise EnvironmentFailure(f"{where}: the state before it was not noted, so nothing could be checked")
     digest, blob = noted
     if blob is None:

@@ -53,7 +53,7 @@ class Conversation:
     renderer: Renderer
 
 
-class _Asked(NamedTuple):
+class Question(NamedTuple):
     """One number to be computed."""
 
     turn: int
@@ -77,22 +77,16 @@ async def with_facts(trajectory: Trajectory, told: Conversation, *, task: Task, 
         EnvironmentFailure: the task has no gold answer, or asking for it failed.
         EngineFailure: the scorer failed.
     """
-    rule = scoring.rule
-    match rule:
-        case NoScores():
-            return trajectory
-        case GoldScores():
-            with crossing(EnvironmentFailure, f"asking for the gold answer of {task.id}"):
-                answer = scoring.gold(task)
-            if answer is None or not answer:
-                raise EnvironmentFailure(f"task {task.id} has no gold answer, and the method scores one at every turn")
-            with crossing(EngineFailure, f"laying out the gold answer of {trajectory.id}"):
-                asked = _gold(trajectory, told, rule=rule, answer=answer)
-        case HindsightScores():
-            with crossing(EngineFailure, f"laying out the hindsight of {trajectory.id}"):
-                asked = _hindsight(trajectory, told, rule=rule)
-        case _ as unreachable:
-            assert_never(unreachable)
+    rule, answer = scoring.rule, None
+    if isinstance(rule, NoScores):
+        return trajectory
+    if isinstance(rule, GoldScores):
+        with crossing(EnvironmentFailure, f"asking for the gold answer of {task.id}"):
+            answer = scoring.gold(task)
+        if answer is None or not answer:
+            raise EnvironmentFailure(f"task {task.id} has no gold answer, and the method scores one at every turn")
+    with crossing(EngineFailure, f"laying out {type(rule).__name__} of {trajectory.id}"):
+        asked = questions(trajectory, told, rule=rule, answer=answer or "")
     with crossing(EngineFailure, f"scoring {type(rule).__name__} of {trajectory.id}"):
         version, means = await _means(asked, scoring.scorer)
     found: dict[int, list[Estimate]] = {}
@@ -102,24 +96,47 @@ async def with_facts(trajectory: Trajectory, told: Conversation, *, task: Task, 
     return replace(trajectory, turns=tuple(turns))
 
 
-async def _means(asked: Sequence[_Asked], scorer: Sampler) -> tuple[int, list[float]]:
-    """The version that answered, and the mean logprob of each question; one without tokens is certain: 0 nats."""
+def questions(trajectory: Trajectory, told: Conversation, *, rule: ScoredFacts, answer: str) -> list[Question]:
+    """Every number of a rule, as tokens.
+
+    Args:
+        trajectory: the record.
+        told: the same rollout as text.
+        rule: what is asked.
+        answer: the gold answer, where the rule is about one.
+    """
+    match rule:
+        case NoScores():
+            return []
+        case GoldScores():
+            return _gold(trajectory, told, rule=rule, answer=answer)
+        case HindsightScores():
+            return _hindsight(trajectory, told, rule=rule)
+        case _ as unreachable:
+            assert_never(unreachable)
+
+
+async def means(asked: Sequence[Question], scorer: Sampler) -> list[float]:
+    """The mean logprob of each question under the scorer's weights; one without tokens is certain: 0 nats."""
     requests = [
         ScoreRequest(token_ids=one.token_ids, positions=one.positions, sampling=_PLAIN)
         for one in asked
         if one.positions.size
     ]
+    scores = iter(await scorer.score(requests))
+    return [float(np.mean(next(scores).logprobs, dtype=np.float64)) if one.positions.size else 0.0 for one in asked]
+
+
+async def _means(asked: Sequence[Question], scorer: Sampler) -> tuple[int, list[float]]:
+    """The version that answered, and its means."""
     while True:
         version = scorer.version
-        scores = iter(await scorer.score(requests))
+        found = await means(asked, scorer)
         if scorer.version == version:  # else weights were published in between: all numbers of a record are of one
-            break
-    return version, [
-        float(np.mean(next(scores).logprobs, dtype=np.float64)) if one.positions.size else 0.0 for one in asked
-    ]
+            return version, found
 
 
-def _gold(trajectory: Trajectory, told: Conversation, *, rule: GoldScores, answer: str) -> list[_Asked]:
+def _gold(trajectory: Trajectory, told: Conversation, *, rule: GoldScores, answer: str) -> list[Question]:
     before, _, _ = rule.template.partition(ANSWER)
     lead, gold = _encoded(told.renderer, before, Level.AUTHOR), _encoded(told.renderer, answer, Level.DATA)
     contexts = [("gold_logprob", turn.index, _prefix(trajectory, turn)) for turn in trajectory.turns]
@@ -131,11 +148,11 @@ def _gold(trajectory: Trajectory, told: Conversation, *, rule: GoldScores, answe
     for name, turn, context in contexts:
         start = context.size + lead.size
         ids = as_ints(np.concatenate([context, lead, gold]))
-        found.append(_Asked(turn, name, ids, as_ints(np.arange(start, start + gold.size))))
+        found.append(Question(turn, name, ids, as_ints(np.arange(start, start + gold.size))))
     return found
 
 
-def _hindsight(trajectory: Trajectory, told: Conversation, *, rule: HindsightScores) -> list[_Asked]:
+def _hindsight(trajectory: Trajectory, told: Conversation, *, rule: HindsightScores) -> list[Question]:
     text = rule.text(final=_final(trajectory), outcome=_outcome(trajectory))
     places: dict[int, list[int]] = {turn.index: [] for turn in trajectory.turns}
     for placed in placed_spans(trajectory, origin=Origin.POLICY):
@@ -146,7 +163,7 @@ def _hindsight(trajectory: Trajectory, told: Conversation, *, rule: HindsightSco
         written = trajectory.tape_ids(turn.tape)[turn.start : turn.stop]
         positions = as_ints([context.size + place - turn.start for place in places[turn.index]])
         ids = as_ints(np.concatenate([context, written]))
-        found.append(_Asked(turn.index, "hindsight_logprob", ids, positions))
+        found.append(Question(turn.index, "hindsight_logprob", ids, positions))
     return found
 
 

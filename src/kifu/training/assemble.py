@@ -98,7 +98,8 @@ def assemble(
             if group.members and _is_masked(group.members[at]):
                 buckets[member.id], why[member.id] = Bucket.HELD_BACK, "the algorithm masked every token of it"
             elif group.members:
-                rows += _rows(member, group.members[at], over=update.denominators, scored=scored)
+                made = _rows(member, group.members[at], over=update.denominators, scored=scored)
+                rows += map(_untempered, made) if algorithm.plan.untempered else made
                 times[member.id] = group.members[at].credit.copies
             elif group.is_informative:
                 why[member.id] = "the selection of groups left its group out"
@@ -220,6 +221,12 @@ def _rows(trajectory: Trajectory, credited: Credited, *, over: Denominators, sco
         if present_N is not None:
             row = replace(row, behaviour_logprobs=present_N[here])
         yield row if credited.credit.pair is None else replace(row, pair=credited.credit.pair)
+
+
+def _untempered(row: Row) -> Row:
+    """The row with log-probabilities at temperature 1 over the whole vocabulary."""
+    count = row.positions.size
+    return replace(row, temperatures=as_floats(np.ones(count)), supports=(None,) * count)
 
 
 def _observing(

@@ -36,6 +36,7 @@ from kifu.records import (
 from kifu.rollout.session import EFFECTS_HEAD
 from kifu.sandbox import EFFECTS, EffectHead, check_effects
 from kifu.training.checkpoint import Mark, list_checkpoints, load_checkpoint
+from kifu.training.estimates import Estimates
 from kifu.training.experiment import Loaded
 from kifu.training.opened import OpenedRun, opened
 from kifu.training.replaying import replay_trajectory
@@ -132,6 +133,7 @@ def _report(
             folder.root,
             heads=heads,
             score=scorer if scores else None,
+            estimate=Estimates(run, kept=scorer.kept, sampler_of=scorer.at) if scores else None,
             logprob_tolerance=TOLERANCE[dtype],
             replay=partial(replay_trajectory, prepared=run.prepared, states=BlobStore(folder.blobs))
             if replay
@@ -263,7 +265,7 @@ class _Scorer:
         stored: Callable[[int], Weights],
         progress: Progress | None,
     ) -> None:
-        self._kept = kept
+        self.kept = kept
         self._blobs = blobs
         self._start = start
         self._stored = stored
@@ -281,7 +283,7 @@ class _Scorer:
             answers.append([None] * len(spans))
             for index, placed in enumerate(spans):
                 version = placed.span.policy_version
-                if version in self._kept:
+                if version in self.kept:
                     assert version is not None
                     by_version.setdefault(version, []).append((at, index, self._request(trajectory, placed)))
         to_end(self._fill(by_version, answers))
@@ -312,7 +314,7 @@ class _Scorer:
     ) -> None:
         for version in sorted(by_version):
             try:
-                sampler = await self._at(version)
+                sampler = await self.at(version)
             except StorageError as error:
                 self.unreadable[version] = str(error)
                 continue
@@ -323,7 +325,8 @@ class _Scorer:
                 for (at, index, _), scores in zip(batch, found, strict=True):
                     answers[at][index] = scores.logprobs
 
-    async def _at(self, version: int) -> Sampler:
+    async def at(self, version: int) -> Sampler:
+        """The sampler with a kept version's weights."""
         if self._sampler is None:
             self._sampler = self._start(version)
         elif self._sampler.version != version:

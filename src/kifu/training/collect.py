@@ -1,7 +1,7 @@
 """Collecting groups: which rollouts a step needs, which the record already has, and the rest run concurrently."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from kifu.credit.branching import Independent
@@ -147,6 +147,14 @@ class Collector:
             return await self._group(task, place, have=have)
 
         return await all_of([one(index) for index in range(tasks)])
+
+    async def branches(
+        self, step: int, *, group: int, task: Task, departures: Sequence[Departure], have: Mapping[str, Trajectory]
+    ) -> list[Trajectory]:
+        """Training rollouts that begin at turns of records, as the members of one group."""
+        place = _Place(step=step, group=group, size=len(departures), purpose=Purpose.TRAIN)
+        attempt = self._attempt(task, place, have=have)
+        return await all_of([attempt(member, departure) for member, departure in enumerate(departures)])
 
     async def demonstrations(
         self,

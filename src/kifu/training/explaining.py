@@ -22,7 +22,9 @@ from kifu.training.explain import Explained, Explanation, Known, explain
 from kifu.training.given import Given, GivenTrajectory, column, cut_treatment, episode_of, paid_names, read_given
 from kifu.training.opened import OpenedRun, opened
 from kifu.training.plan import runs_of_row
-from kifu.training.planned_step import PlannedStep, as_planned
+from kifu.training.planned_step import PlannedStep, as_planned, as_refreshed
+from kifu.training.stages import Stage
+from kifu.training.supply import read_stored
 
 Document = dict[str, Any]
 _COLUMNS = ("logprob", "behaviour_logprob", "reference_logprob", "entropy")
@@ -89,18 +91,18 @@ def explain_step(
     """
     with opened(root) as run:
         line = next((line for line in read_plan(run.folder.root) if line.step == step), None)
-        own = _groups(run, step)
-        planned = None if line is None else as_planned(run.folder.root, line, own)
+        own, stages = _groups(run, step), run.prepared.stages
+        stage = next((stage for stage in stages if step < stage.first + stage.steps), stages[-1])
+        planned = None if line is None else _planned(run, line, stage=stage, own=own)
         groups = own if planned is None or (own and algorithm is not None) else planned.groups
         if not groups:
             raise StorageError(f"{run.folder.root}: no record of step {step}; `kifu show` lists what there is")
-        stages = run.prepared.stages
-        stage = next((stage for stage in stages if step < stage.first + stage.steps), stages[-1])
         method = stage.algorithm if algorithm is None else build_algorithm(algorithm, options)
         version = _oldest(groups) if line is None else line.version
         max_age, rules = stage.update.max_age, stage.rules
     lent = PlannedStep(groups=(), borrowed=Borrowed(), scored=Scored()) if planned is None else planned
-    known = [_known_group(group, rules=rules, oldest=version - max_age, lent=lent) for group in groups]
+    plain = method.plan.untempered
+    known = [_known_group(group, rules=rules, oldest=version - max_age, lent=lent, plain=plain) for group in groups]
     found = explain(known, algorithm=method, rules=rules, seed=version)
     name = next(name for name, cls in ALGORITHMS.items() if type(method) is cls)
     head = {"algorithm": name, "settings": options_of(method), "run": str(root), "step": step}
@@ -110,6 +112,14 @@ def explain_step(
         is_planned = _is_planned(line, planned, algorithm=method, rules=rules, max_age=max_age)
         notes.append(f"the run's plan {'holds these numbers' if is_planned else 'holds other numbers; audit the run'}")
     return _annotated(document, found, head=head, notes=notes)
+
+
+def _planned(run: OpenedRun, line: PlanLine, *, stage: Stage, own: Sequence[Group]) -> PlannedStep:
+    root = run.folder.root
+    if stage.stored is None or not stage.refreshes or not line.rows:
+        return as_planned(root, line, own)
+    stored = read_stored(stage.stored, run.prepared, root=root, seed=run.seed)
+    return as_refreshed(stage, stored, RunReader(run.folder.root).trajectories(), step=line.step)
 
 
 def _check_paid(name: str, known: list[str]) -> None:
@@ -164,7 +174,9 @@ def _oldest(groups: Sequence[Group]) -> int:
     return max((span.policy_version for span in spans if span.policy_version is not None), default=0)
 
 
-def _known_group(group: Group, *, rules: RewardRules, oldest: int, lent: PlannedStep) -> list[Known]:
+def _known_group(
+    group: Group, *, rules: RewardRules, oldest: int, lent: PlannedStep, plain: bool = False
+) -> list[Known]:
     buckets: dict[str, Bucket] = {}
     why: dict[str, str] = {}
     exempt = frozenset(lent.borrowed.records)
@@ -176,18 +188,23 @@ def _known_group(group: Group, *, rules: RewardRules, oldest: int, lent: Planned
             id=item.id,
             episode=episodes[item.id] if item.id in episodes else f"{buckets[item.id].value}: {why[item.id]}",
             turns_N=trained_turns(item),
-            columns=_recorded_columns(item, lent.scored),
+            columns=_recorded_columns(item, lent.scored, plain=plain),
         )
         for item in group.members
     ]
 
 
-def _recorded_columns(item: Trajectory, scored: Scored) -> dict[str, Sequence[float | None]]:
+def _recorded_columns(item: Trajectory, scored: Scored, *, plain: bool) -> dict[str, Sequence[float | None]]:
+    """Logprobs as recorded; ``plain`` leaves out those of another distribution than the whole one at temperature 1."""
     spans = [span for tape in item.tapes for span in tape.spans if _is_trained(span, item)]
     logprobs = [
         value
         for span in spans
-        for value in ([None] * len(span) if span.logprobs is None else span.logprobs.astype(np.float64).tolist())
+        for value in (
+            [None] * len(span)
+            if span.logprobs is None or (plain and not _is_plain(span))
+            else span.logprobs.astype(np.float64).tolist()
+        )
     ]
     present = scored.present.get(item.id)
     behaviour = logprobs if present is None else present.astype(np.float64).tolist()
@@ -197,6 +214,11 @@ def _recorded_columns(item: Trajectory, scored: Scored) -> dict[str, Sequence[fl
         "behaviour_logprob": behaviour,
         **({} if reference is None else {"reference_logprob": reference.astype(np.float64).tolist()}),
     }
+
+
+def _is_plain(span: Span) -> bool:
+    is_whole = span.support is None or all(item is None for item in span.support)
+    return is_whole and span.sampling is not None and span.sampling.temperature in (1.0, None)
 
 
 def _is_trained(span: Span, item: Trajectory) -> bool:

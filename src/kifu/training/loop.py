@@ -126,9 +126,8 @@ class Loop:
             groups = await self._groups(stage, step)
         trajectories = {member.id: member for group in groups for member in group.members}
         self._bench.fetch_bitmaps(trajectories.values())
-        if stage.stored is None:
-            limit = self._bench.experiment.environment.failure_rate_limit
-            limit_failures(trajectories.values(), limit=limit, step=step)
+        sampled = [item for item in trajectories.values() if self._supply.sampled_here(stage, item, step=step)]
+        limit_failures(sampled, limit=self._bench.experiment.environment.failure_rate_limit, step=step)
         release_free_memory()
         with self._observer.training():
             trained = await asyncio.to_thread(self._train, stage, groups, trajectories)
@@ -203,6 +202,8 @@ class Loop:
 
     async def _collect(self, stage: Stage, step: int) -> list[Group]:
         have = self._bench.recorded(step)
+        if stage.stored is not None and stage.refreshes:
+            return await self._supply.refreshed_groups(stage, stage.stored, step=step)
         if stage.stored is not None:
             return await asyncio.to_thread(self._supply.stored_groups, stage, stage.stored, step=step)
         if stage.demonstrations is not None:

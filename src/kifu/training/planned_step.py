@@ -1,6 +1,6 @@
 """What a recorded step was given besides its own rollouts, read back from its plan."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
@@ -11,6 +11,9 @@ from kifu.records import Group, Trajectory, as_floats
 from kifu.records.plan import PlanLine
 from kifu.records.reader import STORED, RunReader
 from kifu.training.borrowed import Borrowed, Scored
+from kifu.training.refreshing import deal, on_record, with_rollouts
+from kifu.training.stages import Stage
+from kifu.training.stored import StoredGroups
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -20,6 +23,29 @@ class PlannedStep:
     groups: tuple[Group, ...]
     borrowed: Borrowed
     scored: Scored
+
+
+def as_refreshed(stage: Stage, stored: StoredGroups, records: Iterable[Trajectory], *, step: int) -> PlannedStep:
+    """The groups of a step that samples in states of stored records, dealt out again.
+
+    Args:
+        stage: of the step.
+        stored: the groups it was given.
+        records: of the run.
+        step: of the run.
+    """
+    dealt = deal(stage, stored, step=step)
+    places = {item.sampled_at for item in dealt if item.sampled_at is not None}
+    groups = with_rollouts(dealt, on_record(records, places))
+    sampled = {item.sampled_at for item in dealt if item.sampled_at is not None and item.sampled_at[0] == step}
+    experts = {item.expert.id for item in dealt}
+    lent = {
+        item.id: item
+        for group in groups
+        for item in group.members
+        if item.id in experts or item.branch is None or (item.key.step, item.key.group) not in sampled
+    }
+    return PlannedStep(groups=tuple(groups), borrowed=Borrowed(records=lent), scored=Scored())
 
 
 def as_planned(folder: Path, line: PlanLine, own: Sequence[Group]) -> PlannedStep:

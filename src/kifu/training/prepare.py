@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from kifu.envs.registry import resolve_environment
 from kifu.errors import ExperimentError
 from kifu.models import ModelFolder, pull
 from kifu.policy import EngineSpec, FullWeights, LoraWeights, Machine, Weights
-from kifu.records import Provenance, Sampling, ToolCall
+from kifu.records import Provenance, Sampling, ToolCall, Trajectory
 from kifu.render import DIALECTS, Dialect, Message, Renderer, SymbolRenderer, load_renderer
 from kifu.rollout import Limits, Script, Setting, tool_views
 from kifu.training.branching import check_rollouts
@@ -31,7 +32,7 @@ from kifu.training.machine import resolve_machine
 from kifu.training.stages import Stage, check_stage, stages_of
 from kifu.training.starting import start_digest
 from kifu.training.stored import stored_heads, stored_names
-from kifu.training.suited import check_budget, check_scored, check_values, room_for
+from kifu.training.suited import check_budget, check_refreshable, check_scored, check_values, room_for
 from kifu.training.tasks import (
     GeneratedTasks,
     ListedTasks,
@@ -91,6 +92,14 @@ class Prepared:
             seed=seed,
             limit_s=_limit(self.experiment),
         )
+
+    def task_of(self, trajectory: Trajectory) -> Task | None:
+        """The task of a record: the listed one of its id, else made again from its seed; None when it differs."""
+        listed = [task for task in self.loaded.tasks if task.id == trajectory.task.id]
+        if listed:
+            return listed[0]
+        made = self.environment.tasks(trajectory.task.split, trajectory.environment.seed)
+        return next((task for task in islice(made, 1) if task.id == trajectory.task.id), None)
 
     def demonstrator(self, noise: float) -> Callable[[Task, int], Script]:
         """A scripted demonstrator of the environment's tasks.
@@ -208,6 +217,7 @@ def _check_stages(stages: Sequence[Stage], experiment: Experiment, environment: 
         check_values(stage.algorithm.plan, experiment, name=stage.method)
         check_budget(stage)
         check_stage(stage, experiment)
+        check_refreshable(stage, environment)
         check_rollouts(
             stage.algorithm.plan,
             size=stage.update.group_size,

@@ -1,7 +1,6 @@
 """Replaying a record: its actions executed again in a fresh environment, everything observable compared."""
 
 from collections.abc import Callable, Iterator, Mapping
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,7 @@ def replay_trajectory(trajectory: Trajectory, prepared: Prepared, *, states: Blo
     if not prepared.environment.capabilities.deterministic:
         return Replayed(why_not=f"environment `{trajectory.environment.id}` declares itself not deterministic")
     try:
-        task = find_task(trajectory, prepared)
+        task = prepared.task_of(trajectory)
     except KifuError as error:
         return Replayed(why_not=f"its task cannot be made again: {error}")
     if task is None:
@@ -71,15 +70,6 @@ def replay_run(
         if progress is not None:
             progress(len(found))
     return found
-
-
-def find_task(trajectory: Trajectory, prepared: Prepared) -> Task | None:
-    """The task of a record: from the listed tasks by its id, else made again from its seed; None when it differs."""
-    listed = [task for task in prepared.loaded.tasks if task.id == trajectory.task.id]
-    if listed:
-        return listed[0]
-    made = prepared.environment.tasks(trajectory.task.split, trajectory.environment.seed)
-    return next((task for task in islice(made, 1) if task.id == trajectory.task.id), None)
 
 
 async def _replay(trajectory: Trajectory, task: Task, prepared: Prepared) -> list[str]:

@@ -1,11 +1,11 @@
 """The stages of a run: consecutive steps with one method, one optimizer and one place to start from, checked."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, assert_never
 
 from kifu.algorithms import Algorithm, build_algorithm, options_of
-from kifu.credit import Bootstrap, CutTreatment, Exclude, StoredPairs, StoredTrajectories, Terminal
+from kifu.credit import Bootstrap, CutTreatment, Exclude, RefreshedPairs, StoredPairs, StoredTrajectories, Terminal
 from kifu.credit.reading import RewardRules
 from kifu.errors import ExperimentError, nearest
 from kifu.policy import AdamW
@@ -59,6 +59,11 @@ class Stage:
     def stop(self) -> int:
         """The step after the last."""
         return self.first + self.steps
+
+    @property
+    def refreshes(self) -> bool:
+        """Whether it samples in states of stored records."""
+        return self.stored is not None and isinstance(self.algorithm.plan.data, RefreshedPairs)
 
     def to_json(self) -> dict[str, Any]:
         """For the protocol: everything that defines the stage."""
@@ -151,7 +156,9 @@ def _training(name: str, layer: TrainStage, *, experiment: Experiment, first: in
         steps=update.steps,
         credit=layer.credit,
         update=update,
-        rules=_rules(layer.credit, experiment),
+        rules=_rules(layer.credit, experiment)
+        if not isinstance(algorithm.plan.data, RefreshedPairs)
+        else replace(_rules(layer.credit, experiment), cut=Terminal()),  # one-turn rollouts are cut, and judged by none
         stored=update.data if isinstance(update.data, Stored) else None,
         start=layer.start,
     )
@@ -249,7 +256,7 @@ def _check_data(stage: Stage) -> None:
             f"credit.algorithm = `{name}` trains on demonstrations, and [update] collects rollouts; "
             "put it into update.warm_start, name records in update.data, or choose a method that learns from rollouts"
         )
-    is_offline = plan.demonstrations or isinstance(plan.data, StoredTrajectories | StoredPairs)
+    is_offline = plan.demonstrations or isinstance(plan.data, StoredTrajectories | StoredPairs | RefreshedPairs)
     if stage.demonstrations is None and is_offline is not (stage.stored is not None):
         raise ExperimentError(
             f"credit.algorithm = `{name}` learns from records of finished runs; "

@@ -38,9 +38,13 @@ class StoredGroups:
         A group comes at most once in a pass; what does not fill a step at the end of a pass waits for the next.
         """
         per_step = min(prompts, len(self.groups))
-        number, at = divmod(step, len(self.groups) // per_step)
+        number, at = self.pass_of(step, prompts=prompts)
         order = np.random.default_rng([self.seed, number]).permutation(len(self.groups))
         return [self.groups[place] for place in sorted(order[at * per_step : (at + 1) * per_step].tolist())]
+
+    def pass_of(self, step: int, *, prompts: int) -> tuple[int, int]:
+        """The pass a step belongs to, and its place in it."""
+        return divmod(step, len(self.groups) // min(prompts, len(self.groups)))
 
     @property
     def records(self) -> tuple[Trajectory, ...]:
@@ -110,7 +114,7 @@ def read_groups(
     like: Provenance,
     environment: type[Environment],
     seed: int,
-    own: bool,
+    own: frozenset[str],
 ) -> StoredGroups:
     """The groups a run was given.
 
@@ -121,7 +125,7 @@ def read_groups(
         like: of the run's own records: tokens must mean the same there.
         environment: of the run: attempts at tasks of another world say nothing of this one.
         seed: of the run.
-        own: whether the run makes records of its own to train on, whose ids must differ.
+        own: purposes of the records that the run itself makes to train on, whose ids must differ.
 
     Raises:
         ExperimentError: recorded under another tokenizer or in another environment, two records of one id, or nothing
@@ -134,10 +138,10 @@ def read_groups(
             if record.key.purpose is not Purpose(layer.records):
                 continue
             _check(record, like=like, environment=environment, where=name)
-            if own and record.key.seed == seed and layer.records == "demonstration":
+            if layer.records in own and record.key.seed == seed:
                 raise ExperimentError(
-                    f"update.data.runs: `{name}` has this run's seed {seed}, so its records could have the ids of the "
-                    "warm start's; start with another seed"
+                    f"update.data.runs: `{name}` has this run's seed {seed}, so its records could have the ids of "
+                    "those this run makes; start with another seed"
                 )
             if record.id in seen:
                 raise ExperimentError(

@@ -6,6 +6,7 @@ from kifu.credit.scored import GoldScores, NoScores
 from kifu.envs import Environment, Task
 from kifu.envs.questions import asked
 from kifu.errors import ExperimentError
+from kifu.rollout import check_branchable
 from kifu.training.layers import Experiment, HfPolicy, RecurrentPolicy
 from kifu.training.stages import Stage
 
@@ -81,4 +82,21 @@ def check_scored(stage: Stage, experiment: Experiment, *, environment: type[Envi
             f"credit.algorithm = `{name}` scores the gold answer before every turn, and environment "
             f"`{experiment.environment.name}` has none for task {task.id}; define `gold_answer(task)`, or choose a "
             "method that does without, such as grpo"
+        )
+
+
+def check_refreshable(stage: Stage, environment: type[Environment]) -> None:
+    """Whether the states of stored records can be reached again, where the stage samples in them.
+
+    Raises:
+        ExperimentError: they cannot, or nobody could tell.
+    """
+    if not stage.refreshes:
+        return
+    check_branchable(environment)
+    if not environment.capabilities.deterministic:
+        raise ExperimentError(
+            f"environment `{environment.id or environment.__name__}`: credit.algorithm = `{stage.method}` samples in "
+            "states of stored records, which are reached by their actions, and the environment is not deterministic; "
+            "set credit.options.negatives = 'recorded'"
         )

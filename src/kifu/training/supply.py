@@ -3,8 +3,10 @@
 Everything here is a function of the records and the plan, so a resumed run is supplied the same.
 """
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from kifu.credit import SuccessReplay
 from kifu.records import Group, Purpose, Trajectory
@@ -15,6 +17,8 @@ from kifu.training.bench import Bench
 from kifu.training.borrowed import Borrowed, Scored
 from kifu.training.credit_layers import StageModel
 from kifu.training.layers import Stored
+from kifu.training.prepare import Prepared
+from kifu.training.refreshing import Refresher, purposes_made
 from kifu.training.replay import SuccessBuffer
 from kifu.training.reward_model import FittedModel
 from kifu.training.scorers import Scorers
@@ -31,6 +35,26 @@ class Supplied:
     groups: Sequence[Group]
     borrowed: Borrowed
     scored: Scored
+
+
+def read_stored(data: Stored, prepared: Prepared, *, root: Path, seed: int) -> StoredGroups:
+    """The groups that a run was given.
+
+    Args:
+        data: which of them.
+        prepared: the experiment.
+        root: the run folder, with the copies.
+        seed: of the run.
+    """
+    return read_groups(
+        data,
+        root,
+        names=stored_names(prepared.experiment),
+        like=prepared.setting.provenance,
+        environment=prepared.environment,
+        seed=seed,
+        own=purposes_made(prepared.stages),
+    )
 
 
 class Supply:
@@ -51,6 +75,7 @@ class Supply:
         self.scorers = Scorers(bench)
         self._buffers: dict[int, SuccessBuffer] = {}
         self._held: int | None = None
+        self._refresher = Refresher(bench)
 
     @property
     def uses(self) -> Mapping[str, int]:
@@ -66,6 +91,17 @@ class Supply:
     def stored_groups(self, stage: Stage, data: Stored, *, step: int) -> list[Group]:
         """The groups of a step that trains on records of other runs."""
         return self._groups(data).at(step - stage.first, prompts=stage.update.prompts_per_step)
+
+    async def refreshed_groups(self, stage: Stage, data: Stored, *, step: int) -> list[Group]:
+        """Experts of other runs, each with what the present policy does in one of its states."""
+        return await self._refresher.groups(stage, await asyncio.to_thread(self._groups, data), step=step)
+
+    def sampled_here(self, stage: Stage, item: Trajectory, *, step: int) -> bool:
+        """Whether a member of a step's groups was sampled by it, not taken from elsewhere."""
+        key = item.key
+        return stage.stored is None or (
+            stage.refreshes and (key.purpose, key.seed, key.step) == (Purpose.TRAIN, self._bench.seed, step)
+        )
 
     def begin(self, step: int, version: int) -> None:
         """A step starts from a version."""
@@ -94,14 +130,8 @@ class Supply:
 
     def _groups(self, data: Stored) -> StoredGroups:
         if data not in self._stored:
-            self._stored[data] = read_groups(
-                data,
-                self._bench.folder.root,
-                names=stored_names(self._bench.experiment),
-                like=self._bench.prepared.setting.provenance,
-                environment=self._bench.prepared.environment,
-                seed=self._bench.seed,
-                own=len(self._bench.stages) > 1,
+            self._stored[data] = read_stored(
+                data, self._bench.prepared, root=self._bench.folder.root, seed=self._bench.seed
             )
         return self._stored[data]
 
@@ -117,7 +147,9 @@ class Supply:
         plan, borrowed, present = stage.algorithm.plan, Borrowed(), list[Trajectory]()
         model: dict[str, float] = {}
         if stage.stored is not None:
-            borrowed = Borrowed(records={member.id: member for group in groups for member in group.members})
+            members = [member for group in groups for member in group.members]
+            lent = {item.id: item for item in members if not self.sampled_here(stage, item, step=step)}
+            borrowed = Borrowed(records=lent)
         if isinstance(plan.data, SuccessReplay):
             groups, borrowed = self._buffer(stage, plan.data, step).replay(groups, step=step)
             self._bench.fetch_bitmaps(borrowed.records.values())

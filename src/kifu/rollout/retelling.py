@@ -1,0 +1,52 @@
+"""A finished rollout as text once more, from its record: what an audit needs to ask a model the same again.
+
+The world is reset and led through the recorded answers, so that first observation and tools are its own; every answer
+is compared. The policy's messages are read from their tokens.
+"""
+
+from kifu.envs import Task
+from kifu.envs.guard import GuardedEnvironment
+from kifu.errors import EnvironmentFailure
+from kifu.records import Trajectory
+from kifu.render import Message
+from kifu.rollout.facts import Conversation, Prompt
+from kifu.rollout.session import tool_views
+from kifu.rollout.setting import Setting
+
+
+async def retell(setting: Setting, trajectory: Trajectory, *, task: Task) -> Conversation:
+    """The conversation of a record whose agent shows the answers of the world as they are.
+
+    Args:
+        setting: of the run.
+        trajectory: the record.
+        task: its task.
+
+    Raises:
+        EnvironmentFailure: the world begins or answers differently now.
+    """
+    guard = GuardedEnvironment(setting.environment, timeout_s=setting.limits.tool_seconds, isolation=setting.isolation)
+    try:
+        observation = await guard.reset(task, trajectory.environment.seed)
+        system = guard.instructions if setting.instructions is None else setting.instructions
+        opening = [Message(role="system", content=system)] if system else []
+        messages = [*opening, *setting.examples, Message(role="user", content=observation.text)]
+        prompts: list[Prompt] = []
+        for turn in trajectory.turns:
+            views = tool_views(guard.tools())
+            parsed = setting.renderer.parse(trajectory.tape_ids(turn.tape)[turn.start : turn.stop], views)
+            prompts.append(Prompt(messages=len(messages), tools=views))
+            messages.append(
+                Message(role="assistant", content=parsed.text, reasoning=parsed.reasoning, calls=parsed.calls)
+            )
+            for result in turn.results:
+                if result.call is None:
+                    answer = await guard.reject(turn.action.parse_error or result.error or "")
+                else:
+                    answer = await guard.call(turn.action.executed[result.call])
+                if answer.reply.text != result.text:
+                    raise EnvironmentFailure(f"turn {turn.index} is answered differently when it is replayed")
+                messages.append(Message(role="tool", content=result.text))
+    finally:
+        await guard.close()
+    return Conversation(messages=messages, prompts=prompts, renderer=setting.renderer)
