@@ -275,7 +275,7 @@ def _installed(names: Sequence[str]) -> dict[str, bytes]:
         try:
             files = importlib.metadata.files(name) or []
         except importlib.metadata.PackageNotFoundError:
-            raise UsageError(f"repository tests need `{name}`; install pytest beside kifu") from None
+            raise UsageError(f"repository tests need `{name}`; `pip install 'kifu[code]'`") from None
         for path in files:
             located = Path(str(path.locate()))
             if path.suffix == ".py" and ".." not in path.parts and located.is_file():
