@@ -99,7 +99,7 @@ class Job:
         algorithm = build_algorithm(self.method, options)
         found = [f'credit.algorithm="{self.method}"', f"credit.options={_toml(options)}"]
         if self.world == "key_door_text":
-            return [*found, f"update.steps={self.steps}"]
+            return [*found, f"update.steps={self.steps}", "machine.threads=1"]
         grouped = needs_groups(algorithm)
         size = GROUP if grouped else 1
         found += [
