@@ -262,7 +262,7 @@ def load_tokenizer(folder: Path) -> ChatTokenizer:
     """Load the tokenizer of a model folder: tokenizer.json, tokenizer_config.json, generation_config.json.
 
     Raises:
-        RenderError: a file is missing or malformed, or the tokenizer loses text.
+        RenderError: a file is missing or malformed, the tokenizer loses text, or an id is none of the model's.
     """
     path = folder / "tokenizer.json"
     if not path.is_file():
@@ -277,7 +277,31 @@ def load_tokenizer(folder: Path) -> ChatTokenizer:
         source = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as cause:
         raise RenderError(f"{path}: not text: {cause}") from cause
+    _check_ids(source, stops, folder=folder)
     return ChatTokenizer(source=source, config=read_json(folder / "tokenizer_config.json"), stop_ids=stops)
+
+
+def _check_ids(source: str, stops: Sequence[object], *, folder: Path) -> None:
+    """Refuse ids the model has no embedding for."""
+    config = read_json(folder / "config.json")
+    nested = config.get("text_config")
+    size = config.get("vocab_size", nested.get("vocab_size") if isinstance(nested, dict) else None)
+    if not isinstance(size, int):
+        return
+    beyond = {id_: token for token, id_ in _parse(source).get_vocab().items() if id_ >= size}
+    if beyond:
+        first = min(beyond)
+        raise RenderError(
+            f"{folder / 'tokenizer.json'}: {len(beyond)} tokens have ids beyond the model's vocabulary, the first is "
+            f"{beyond[first]!r:.60} with {first}; config.json says vocab_size {size}, so the last id is {size - 1}. "
+            "Use the tokenizer that belongs to these weights, or resize the embeddings and save the model again."
+        )
+    wrong = [stop for stop in stops if not isinstance(stop, int) or not 0 <= stop < size]
+    if wrong:
+        raise RenderError(
+            f"{folder}: eos_token_id {wrong[0]!r:.40} of generation_config.json or config.json is no id of the model, "
+            f"whose last one is {size - 1}. Name the token that ends a turn."
+        )
 
 
 def read_json(path: Path) -> dict[str, Any]:
