@@ -57,6 +57,16 @@ EXPERT = attempt("e", ("s", "look", -0.1), ("t", "take", -0.2), ("u", "open", -0
 
 
 class TestWrongTurns:
+    def test_of_equally_likely_ones_the_name_decides_so_that_order_does_not(self) -> None:
+        """Two wrong turns of one log-probability: the same one is found however the group stands."""
+        twins = [attempt(name, ("s", "look", -0.1), ("t", "drop", -0.4)) for name in ("a", "b")]
+        found = {}
+        for group in ([EXPERT, *twins], [twins[1], EXPERT, twins[0]], [*twins, EXPERT]):
+            wrong = hardest_wrong_turn(group, expert=group.index(EXPERT))
+            assert wrong is not None
+            found[group[wrong.member].id] = (wrong.turn, wrong.logprob)
+        assert found == {"b": (1, -0.4)}
+
     def test_the_likeliest_other_tool_in_a_state_of_the_expert_is_found(self) -> None:
         group = [
             attempt("a", ("s", "look", -0.1), ("t", "open", -2.0)),

@@ -15,7 +15,7 @@ from kifu.credit.reading import RewardRules
 from kifu.envs import Task
 from kifu.envs.suites.calc_tools import CalcTools
 from kifu.errors import ArgumentError, ExperimentError
-from kifu.records import Group, Purpose, RolloutKey, ToolCall, Trajectory
+from kifu.records import Group, Purpose, RolloutKey, ToolCall, Trajectory, Turn
 from kifu.records.plan import read_plan
 from kifu.records.reader import RunReader
 from kifu.render import ToolView, load_renderer
@@ -134,10 +134,10 @@ class TestUsed:
         assert set(DECLARED) <= set(declared)
 
 
-def staged(signal: dict[str, Any]) -> Loaded:
+def staged(signal: dict[str, Any], algorithm: str = "reinforce") -> Loaded:
     update = {"steps": 1, "prompts_per_step": 2, "group_size": 6, "optimizer": {"type": "adamw", "learning_rate": 1e-2}}
     labels = {"type": "labelling", "prompts_per_step": 4, "group_size": 4, "fit": {"steps": 5, "hidden": 8}}
-    credit = {"algorithm": "reinforce", "signals": {"mine": signal}}
+    credit = {"algorithm": algorithm, "signals": {"mine": signal}}
     table = {
         "kifu": 1,
         "environment": {"name": "key_door", "decision_model": "tool call, POMDP", "on_truncation": "terminal"},
@@ -196,6 +196,38 @@ def test_a_critic_in_hindsight_pays_what_the_finished_attempts_say(tmp_path: Pat
                 assert found == pytest.approx(0.25 * np.sign(round(np.mean(action) - np.mean(state), 9)))
                 paid.add(float(found))
     assert len(paid) > 1, "some turn was told apart"
+
+
+def test_another_method_is_paid_for_attempts_the_plan_has_no_row_of(tmp_path: Path) -> None:
+    """Returns of `reinforce` are the critic's signs and the verdict from each turn on, also where `rft` trains none."""
+    signal = {"type": "hindsight", "weight": 0.25, **DECLARED}
+    train(staged(signal, algorithm="rft"), out=tmp_path / "run", quiet=True)
+    attempts = [item for item in RunReader(tmp_path / "run").trajectories() if item.key.purpose is Purpose.TRAIN]
+    last = max(item.key.step for item in attempts)
+    planned = {row.trajectory for line in read_plan(tmp_path / "run") if line.step == last for row in line.rows}
+    members = {item.id: item for item in attempts if item.key.step == last}
+    told = explain_step(tmp_path / "run", last, algorithm="reinforce")
+
+    without_row = 0
+    for group in told["groups"]:
+        mine = [members[item["id"]] for item in group["trajectories"]]
+        for item, found in zip(mine, group["trajectories"], strict=True):
+            paid = []
+            for turn in item.turns:
+                here = [one for one in mine if any(seen.state_key == turn.state_key for seen in one.turns)]
+                alike = [one for one in here if any(_same(seen, turn) for seen in one.turns)]
+                gap = np.mean([one.reward or 0.0 for one in alike]) - np.mean([one.reward or 0.0 for one in here])
+                paid.append(0.25 * float(np.sign(round(float(gap), 9))))
+            without_row += item.id not in planned and any(paid)
+            paid[-1] += item.reward or 0.0
+            assert [turn["advantage"] for turn in found["turns"]] == pytest.approx(
+                [sum(paid[at:]) for at in range(len(paid))]
+            )
+    assert without_row > 0
+
+
+def _same(one: Turn, other: Turn) -> bool:
+    return (one.state_key, one.action.executed) == (other.state_key, other.action.executed)
 
 
 @dataclass(frozen=True, slots=True)

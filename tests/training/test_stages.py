@@ -125,6 +125,9 @@ class TestInstructGpt:
         metrics = [json.loads(line) for line in (instructgpt / "metrics.jsonl").read_text().splitlines()]
         [row] = [row for row in metrics if row["step"] == 2]
         assert row["informative_groups"] == sum(len(set(rewards)) > 1 for rewards in by_task.values())
+        told = explain_step(instructgpt, 2)
+        assert told["algorithm"] == "ranking"
+        assert len(told["filtered"]) == 64
         facts = json.loads((instructgpt / "run.json").read_text())["reward_model"]
         assert facts["rankings/pairs"] + facts["rankings/held_out"] == pairs > 0
 

@@ -1,6 +1,7 @@
 """What a method makes of trajectories: of a file that a user wrote, or of a recorded step."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 from math import isnan
 from pathlib import Path
@@ -23,6 +24,8 @@ from kifu.training.given import Given, GivenTrajectory, column, cut_treatment, e
 from kifu.training.opened import OpenedRun, opened
 from kifu.training.plan import runs_of_row
 from kifu.training.planned_step import PlannedStep, as_planned, as_refreshed
+from kifu.training.scorers import Scorers
+from kifu.training.signals import paid_by_signals
 from kifu.training.stages import Stage
 from kifu.training.supply import read_stored
 
@@ -100,11 +103,14 @@ def explain_step(
         method = stage.algorithm if algorithm is None else build_algorithm(algorithm, options)
         version = _oldest(groups) if line is None else line.version
         max_age, rules = stage.update.max_age, stage.rules
+        paid = {} if algorithm is None else paid_by_signals(stage, groups, model_of=Scorers(run).process_model)
     lent = PlannedStep(groups=(), borrowed=Borrowed(), scored=Scored()) if planned is None else planned
+    if paid:  # another method may train attempts that the plan holds no row of
+        lent = replace(lent, scored=replace(lent.scored, paid=paid))
     plain = method.plan.untempered
     known = [_known_group(group, rules=rules, oldest=version - max_age, lent=lent, plain=plain) for group in groups]
     found = explain(known, algorithm=method, rules=rules, seed=version)
-    name = next(name for name, cls in ALGORITHMS.items() if type(method) is cls)
+    name = next((name for name, cls in ALGORITHMS.items() if type(method) is cls), type(method).__name__.lower())
     head = {"algorithm": name, "settings": options_of(method), "run": str(root), "step": step}
     document: Document = {"gamma": rules.gamma, "groups": [_group_tree(group) for group in groups]}
     notes = ["the ratios are those before the first optimizer step of the update: the policy is the one that sampled"]

@@ -13,6 +13,7 @@ from kifu.records import WeightStore
 from kifu.training.experiment import Loaded
 from kifu.training.prepare import Prepared
 from kifu.training.run import reopen
+from kifu.training.stages import Stage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -24,6 +25,11 @@ class OpenedRun:
     seed: int
     """Of the run."""
     weights: WeightStore
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """In order."""
+        return self.prepared.stages
 
     def version(self, which: str | int) -> int:
         """The number of a kept version: itself, ``first`` or ``last``.

@@ -4,15 +4,35 @@ A fit is a function of records, settings and the seed of the run, so a resumed r
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
+from kifu.monitor import RunFolder
 from kifu.records import Group, Purpose, Trajectory
 from kifu.records.reader import RunReader
-from kifu.training.bench import Bench
 from kifu.training.credit_layers import RewardModel
 from kifu.training.layers import LabellingStage, RankingStage
 from kifu.training.process_model import FittedProcess, fit_process_model
 from kifu.training.reward_model import FittedModel, fit_reward_model
 from kifu.training.stages import Stage
+
+
+class Attempted(Protocol):
+    """A run with a record of its attempts."""
+
+    @property
+    def folder(self) -> RunFolder:
+        """Where the record is."""
+        ...
+
+    @property
+    def seed(self) -> int:
+        """Of the run."""
+        ...
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """In order."""
+        ...
 
 
 class Scorers:
@@ -22,7 +42,7 @@ class Scorers:
         bench: stages, seed and record of the run.
     """
 
-    def __init__(self, bench: Bench) -> None:
+    def __init__(self, bench: Attempted) -> None:
         self._bench = bench
         self._given: dict[RewardModel, FittedModel] = {}
         self._ranked: dict[str, FittedModel] = {}
