@@ -78,7 +78,9 @@ def test_an_audit_names_damaged_weights_and_recomputes_the_other_versions(
     report = json.loads(found.stdout)
     assert found.exit_code == 1
     assert [item["part"] for item in report["problems"]] == [f"weights/{last.name}"]
-    assert {item["why"] for item in report["not_rebuildable"]} == {"logprobs of version 3 cannot be recomputed"}
+    whys = {item["why"] for item in report["not_rebuildable"]}
+    assert "logprobs of version 3 cannot be recomputed" in whys
+    assert all("of version 3 cannot be recomputed" in why for why in whys)
     assert report["max_logprob_error"] < 1e-4
     assert 0 < report["rebuilt"] < report["records"]
 
