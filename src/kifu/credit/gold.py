@@ -76,7 +76,7 @@ def tool_turn_logprobs(episode: Episode) -> Doubles:
         is_end = at == len(episode.turns)
         logprob = episode.final_gold_logprob if is_end else episode.turns[at].gold_logprob
         if logprob is None:
-            raise episode.lacking("final_gold_logprob" if is_end else "gold_logprob", turn=at)
+            raise episode.lacking("final_gold_logprob" if is_end else "gold_logprob", turn=None if is_end else at)
         found.append(logprob)
     return as_doubles(found, name="gold log-probabilities")
 
