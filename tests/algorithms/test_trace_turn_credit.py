@@ -94,7 +94,7 @@ def test_an_unscored_prefix_is_named(make_known: Make) -> None:
     algorithm = build_algorithm("trace_turn_credit")
     with pytest.raises(ArgumentError, match="T5, turn 1: the method needs `gold_logprob`"):
         algorithm.credit([make_known([0, 0], id="T5", gold_logprob=[-1.0, None])], RewardRules())
-    with pytest.raises(ArgumentError, match="T6, turn 1: the method needs `final_gold_logprob`"):
+    with pytest.raises(ArgumentError, match="T6: the method needs `final_gold_logprob`"):
         algorithm.credit([make_known([0.0], id="T6", gold_logprob=[-1.0])], RewardRules())
     with pytest.raises(ArgumentError, match="at most 0 nats"):
         algorithm.credit([make_known([0.0], gold_logprob=[0.5], final_gold=-1.0)], RewardRules())
