@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -48,6 +49,18 @@ def test_methods_are_listed_described_and_compared(kifu: Kifu) -> None:
     found = json.loads(kifu("algorithms", "--compare", "ppo", "grpo", "--json").stdout)
     assert found["differences"]["updates"] == ["policy and critic", "policy"]
     assert "feedback" not in found["differences"]
+
+
+def test_a_described_method_shows_where_it_stands_on_every_axis(kifu: Kifu) -> None:
+    """As many axes as the document holds; three of them as the page of the method tells them."""
+    shown = kifu("algorithms", "gspo").stdout
+    held = json.loads(kifu("algorithms", "gspo", "--json").stdout)["axes"]
+
+    axes = dict(re.findall(r"^axis: (.+?)  +(\S.*?) *$", shown, re.M))
+
+    assert set(axes) == set(held)
+    assert axes["ratio level"].startswith("SequenceRatio")
+    assert (axes["reduction"], axes["data source"]) == ("trajectory", "fresh rollouts")
 
 
 def test_a_third_method_beside_two_that_are_compared_is_refused(kifu: Kifu) -> None:

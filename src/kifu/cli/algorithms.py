@@ -59,6 +59,8 @@ def _one(name: str, *, as_json: bool) -> None:
         table.add_row(*cells(field.replace("_", " "), plain(value)))
     for option, value in options.items():
         table.add_row(*cells(f"option {option}", value))
+    for axis, value in axes.items():
+        table.add_row(*cells(f"axis: {axis}", value))
     output().print(table)
 
 
