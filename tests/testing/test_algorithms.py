@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from kifu.algorithms import ALGORITHMS, Algorithm, Card, Plan, TurnCredit, build_algorithm
+from kifu.algorithms.actor_critic import ActorCritic
 from kifu.algorithms.grpo import Grpo
+from kifu.algorithms.reinforce import Reinforce
 from kifu.credit import Episode
 from kifu.credit.reading import RewardRules
 from kifu.objectives import EntropyBonus, Loss, Objective, PolicyObjective, Reduction, Terms
@@ -29,13 +31,18 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
 def test_every_method_keeps_the_contract(name: str) -> None:
     told = check_algorithm(build_algorithm(name))
 
-    assert len(told) == 7
+    assert len(told) == 8
     assert not any("not checked" in line for line in told)
+    [still] = [line for line in told if "nothing differs" in line or "whatever they earn" in line]
+    plan = build_algorithm(name).plan
+    assert ("the critic" in still) == (plan.needs_value and not plan.needs_group)
+    if "the critic" in still:
+        assert any("equal rewards" in note and "critic" in note for note in ALGORITHMS[name].card.notes)
 
 
 @pytest.mark.parametrize(("name", "options"), VARIANTS, ids=str)
 def test_other_settings_keep_it_too(name: str, options: dict[str, Any]) -> None:
-    assert len(check_algorithm(build_algorithm(name, options), seed=1)) == 7
+    assert len(check_algorithm(build_algorithm(name, options), seed=1)) == 8
 
 
 Credits = list[TurnCredit] | None
@@ -158,6 +165,49 @@ class Restless(Grpo):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Grateful(Reinforce):
+    """Compares nobody, and pays for coming even where nothing was earned."""
+
+    def credit(self, group: Sequence[Episode], rules: RewardRules) -> Credits:
+        found = Reinforce.credit(self, group, rules)
+        return found and [replace(item, advantages_K=item.advantages_K + 0.5) for item in found]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Eager(ActorCritic):
+    """A critic's targets lie a little above what it was right about."""
+
+    def credit(self, group: Sequence[Episode], rules: RewardRules) -> Credits:
+        found = ActorCritic.credit(self, group, rules)
+        assert found is not None
+        return [
+            replace(item, value_targets_K=None if item.value_targets_K is None else item.value_targets_K + 0.1)
+            for item in found
+        ]
+
+
+class Fading:
+    """A loss that gets smaller every time it is taken."""
+
+    taken = 0
+    needs_entropy = False
+
+    def __call__(self, terms: Terms) -> Loss:
+        """Count, outside of what the loop saves."""
+        Fading.taken += 1
+        loss = PolicyObjective()(terms)
+        return Loss(total=loss.total / Fading.taken, stats=loss.stats)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fades(Grpo):
+    """Its credit is sound; its loss remembers."""
+
+    def objective(self) -> Objective:
+        return Fading()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Idle(Grpo):
     """Learns from nothing."""
 
@@ -182,6 +232,9 @@ class Idle(Grpo):
         (WithLoss(kind="lengths"), "padding that holds nan"),
         (WithLoss(kind="shifted"), "ratio of 1"),
         (Restless(), "no step on groups in which nothing differs"),
+        (Grateful(), "advantages of 0, or None"),
+        (Eager(), "no step on groups in which nothing differs"),
+        (Fades(), "from a checkpoint"),
         (Idle(), "a gradient from groups"),
     ],
     ids=lambda item: item if isinstance(item, str) else f"{type(item).__name__} {getattr(item, 'kind', '')}",

@@ -47,6 +47,10 @@ class ActorCritic:
         online=True,
         family="actor-critic",
         neighbour="ppo: the same credit with a clipped ratio and several passes",
+        notes=(
+            "equal rewards silence nothing: where every advantage is 0, critic and entropy bonus still learn, and their step "
+            "carries moments and decay",
+        ),
     )
 
     def credit(self, group: Sequence[Episode], rules: RewardRules) -> list[TurnCredit] | None:

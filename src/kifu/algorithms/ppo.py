@@ -61,6 +61,10 @@ class Ppo:
         online=True,
         family="actor-critic",
         neighbour="grpo: the baseline is the group's mean instead of a critic",
+        notes=(
+            "equal rewards silence nothing: where every advantage is 0, critic and entropy bonus still learn, and their step "
+            "carries moments and decay",
+        ),
     )
 
     def credit(self, group: Sequence[Episode], rules: RewardRules) -> list[TurnCredit] | None:

@@ -45,6 +45,10 @@ class Reinforce:
         online=True,
         family="policy-based",
         neighbour="actor_critic: the same gradient with a learned value subtracted",
+        notes=(
+            "without a baseline nothing is compared: equal rewards other than 0 teach; where nothing is earned no step is "
+            "taken",
+        ),
     )
 
     def credit(self, group: Sequence[Episode], rules: RewardRules) -> list[TurnCredit] | None:

@@ -55,6 +55,7 @@ class Rft:
             "failures teach nothing and are closed as held_back",
             "the published method fine-tunes the base model anew on samples of all rounds, without repeated solutions; "
             "here each step continues from the last, on its own samples, repeated ones included: ours",
+            "nobody is compared: attempts that all pass are all imitated; where nobody passes no step is taken",
         ),
     )
 

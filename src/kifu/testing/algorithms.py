@@ -13,6 +13,7 @@ from math import nan
 
 import numpy as np
 import torch
+from pydantic import TypeAdapter
 from torch import Tensor
 
 from kifu.algorithms import Algorithm, options_of, surrogate_of
@@ -20,9 +21,9 @@ from kifu.batching import Cost, Doubles, PackedBatch, Row, pack_rows
 from kifu.credit.reading import RewardRules
 from kifu.credit.selection import DuplicateInformative, TopSpread
 from kifu.errors import ArgumentError, KifuError
-from kifu.objectives import Loss, Objective, Optimizer, Terms, merge_stats
-from kifu.policy import AdamW
+from kifu.objectives import Loss, Objective, PolicyObjective, Terms, merge_stats
 from kifu.records import Purpose, RolloutKey, as_floats, as_ints
+from kifu.testing.pupil import Pupil
 from kifu.testing.trial_records import records_of
 from kifu.testing.trials import (
     Shape,
@@ -53,11 +54,16 @@ class AlgorithmCheckError(KifuError, AssertionError):
 def check_algorithm(algorithm: Algorithm, *, seed: int = 0) -> list[str]:
     """Run every check; return what was found, one line each.
 
-    Checked: it is a frozen value without hidden state; padding and masked tokens, poisoned with nan, change nothing;
-    the order of a group's members, the split into micro-batches and the split over data-parallel ranks leave the
-    gradient as it is; a group in which nothing differs gives zero or is left out, never nan, and a batch of such groups
-    moves no weight, no moment and no decay; a member that infrastructure failed changes no row; the ratio is 1 on the
-    policy that sampled.
+    Checked: it is a frozen value without hidden state, and training goes on from a checkpoint bit for bit; padding and
+    masked tokens, poisoned with nan, change nothing; the order of a group's members, the split into micro-batches and
+    the split over data-parallel ranks leave the gradient as it is; a group in which nothing differs gives zero or is
+    left out, never nan, and a batch of such groups moves no weight, no moment and no decay; a member that
+    infrastructure failed changes no row; the ratio is 1 on the policy that sampled.
+
+    A batch in which nothing differs earns nothing either, so that this is asked of methods that compare no attempts as
+    well. Where the objective has parts that read no advantage, a critic or an entropy bonus, these go on teaching and
+    their step carries moments and decay with it: then the surrogate alone moves nothing, nor do surrogate and critic
+    where the critic is right already. Demonstrations are learned whatever they earn.
 
     Args:
         algorithm: the method, with whatever options.
@@ -69,6 +75,7 @@ def check_algorithm(algorithm: Algorithm, *, seed: int = 0) -> list[str]:
     bench = _Bench(algorithm, seed)
     return [
         check_value(bench),
+        check_checkpoint(bench),
         check_padding(bench),
         check_order(bench),
         check_splits(bench),
@@ -159,6 +166,26 @@ def check_value(bench: _Bench) -> str:
         "other numbers: credit keeps something between calls",
     )
     return f"a frozen value of {len(options)} options; credit keeps nothing"
+
+
+def check_checkpoint(bench: _Bench) -> str:
+    """Options, weights and the optimizer's state are all there is: training that goes on from them goes on alike."""
+    kind: TypeAdapter[Algorithm] = TypeAdapter(type(bench.algorithm))
+    again = kind.validate_json(json.dumps(options_of(bench.algorithm)), strict=True)
+    first, later = bench.rows, bench.make(11)
+    pupil = Pupil(bench.policy)
+    pupil.step(first, bench.objective)
+    resumed = Pupil.loaded(pupil.saved())
+    for one, algorithm in ((pupil, bench.algorithm), (resumed, again)):
+        objective = algorithm.objective()
+        for groups in (later, bench.groups):
+            one.step(rows_of(groups, credited(groups, algorithm)), objective)
+    bench.expect(
+        pupil.matches(resumed.saved()),
+        "the same weights and moments, bit for bit, from a checkpoint of options, weights and optimizer two steps on",
+        "others: credit or loss keeps something that no checkpoint holds",
+    )
+    return "options, weights and optimizer are the whole state: a checkpoint goes on bit for bit"
 
 
 def check_padding(bench: _Bench) -> str:
@@ -276,38 +303,64 @@ def check_silence(bench: _Bench) -> str:
             bench.expect(
                 not any(bool(one.any()) for one in found), f"advantages of 0, or None, when all earn {reward}", found
             )
-    if learns_anyway or not bench.algorithm.plan.needs_group:
-        return "nothing differs: no advantage" if not learns_anyway else "demonstrations are learned whatever they earn"
+    if learns_anyway:
+        return "demonstrations are learned whatever they earn"
     return _check_stillness(bench, rows_of(quiet, update))
 
 
 def _check_stillness(bench: _Bench, rows: Sequence[Row]) -> str:
-    """After a real step, so that there are moments: a silent batch changes neither weights nor optimizer."""
-    tables = {
-        "logits": torch.nn.Parameter(torch.tensor(bench.policy.logits_VV)),
-        "values": torch.nn.Parameter(torch.tensor(bench.policy.values_V)),
-    }
-    optimizer = Optimizer(tables, AdamW(learning_rate=0.1, weight_decay=0.1))
+    """After a real step, so that there are moments: a silent batch changes neither weights nor optimizer.
 
-    def step(trained: Sequence[Row]) -> bool:
-        for batch in pack_rows(trained, max_nodes=1 << 20, layout="rows"):
-            terms = terms_of(batch, tables["logits"], tables["values"], needs_entropy=bench.objective.needs_entropy)
-            loss = bench.objective(terms)
-            if loss.total.requires_grad:
-                loss.total.backward()
-        return optimizer.step().applied
+    This holds of the whole objective of a method that compares members, and of one without parts beside the surrogate.
+    Where a method needs no group and has parts that read no advantage (a critic's regression, an entropy bonus, a
+    penalty against the reference), it holds of the surrogate alone, and of surrogate and critic where the critic is
+    right already.
+    """
+    objective, said = bench.objective, "groups in which nothing differs give no advantage and "
+    beside = [] if bench.algorithm.plan.needs_group else _parts_beside(objective)
+    if not beside:
+        _expect_still(bench, rows, objective)
+        return said + "move no weight, no moment, no decay"
+    assert isinstance(objective, PolicyObjective)
+    _expect_still(bench, rows, replace(objective, value=None, entropy=None, kl=None))
+    _expect_still(bench, rows, replace(objective, entropy=None, kl=None), right=True)
+    pupil = Pupil(bench.policy)
+    bench.expect(pupil.step(rows, objective), f"a step for {' and '.join(beside)}", "none was applied")
+    return (
+        f"{said}no gradient of the surrogate; {' and '.join(beside)} still teach, and their step carries moments and "
+        "decay; where the critic is right and nothing else is added, nothing moves"
+    )
 
-    bench.expect(step(bench.rows), "a step on groups that differ to be applied", "it was refused")
-    before = [table.detach().clone() for table in tables.values()], str(optimizer.state())
-    applied = step(rows)
+
+def _parts_beside(objective: Objective) -> list[str]:
+    """Parts of an objective that teach without an advantage, by name."""
+    if not isinstance(objective, PolicyObjective):
+        return []
+    parts = {"the critic": objective.value, "the entropy bonus": objective.entropy, "the reference": objective.kl}
+    return [name for name, part in parts.items() if part is not None]
+
+
+def _expect_still(bench: _Bench, rows: Sequence[Row], objective: Objective, *, right: bool = False) -> None:
+    """No step on silent rows.
+
+    Args:
+        bench: the method.
+        rows: in which nothing differs and nothing is earned.
+        objective: the parts of the method's own that are looked at.
+        right: whether the critic says of them what they are worth, which is 0.
+    """
+    pupil = Pupil(bench.policy)
+    bench.expect(
+        pupil.step(bench.rows, bench.objective), "a step on groups that differ to be applied", "it was refused"
+    )
+    if right:
+        pupil.forget_values()
+    before = pupil.saved()
+    applied = pupil.step(rows, objective)
     bench.expect(not applied, "no step on groups in which nothing differs", "one was applied")
     bench.expect(
-        all(torch.equal(one, table) for one, table in zip(before[0], tables.values(), strict=True))
-        and before[1] == str(optimizer.state()),
-        "weights and moments as they were after groups in which nothing differs",
-        "they moved",
+        pupil.matches(before), "weights and moments as they were after groups in which nothing differs", "they moved"
     )
-    return "groups in which nothing differs give no advantage and move no weight, no moment, no decay"
 
 
 def check_absent(bench: _Bench) -> str:
