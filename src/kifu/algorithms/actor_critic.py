@@ -48,8 +48,8 @@ class ActorCritic:
         family="actor-critic",
         neighbour="ppo: the same credit with a clipped ratio and several passes",
         notes=(
-            "equal rewards silence nothing: where every advantage is 0, critic and entropy bonus still learn, and their step "
-            "carries moments and decay",
+            "equal rewards silence nothing: where every advantage is 0, critic and entropy bonus still learn, and "
+            "their step carries moments and decay",
         ),
     )
 

@@ -67,8 +67,8 @@ class BilevelGae:
             "reward 0 raises; here ends are explicit, as in later versions",
             "of the token returns only the one at a turn's first token is handed on as the critic's target",
             "the whitening of the update has the population deviation, theirs the sample one; coefficients are ours",
-            "equal rewards silence nothing: where every advantage is 0, the critic still learns, and its step carries moments "
-            "and decay",
+            "equal rewards silence nothing: where every advantage is 0, the critic still learns, and its step carries "
+            "moments and decay",
         ),
     )
 

@@ -64,8 +64,8 @@ class CompactionGae:
             "every segment ends with all that is paid later: for a reward at the end, the same reward",
             "which length l is was not found; clip, coefficients and passes are ours",
             "not here: the 50 steps that train the critic alone, and one rollout a task",
-            "equal rewards silence nothing: where every advantage is 0, the critic still learns, and its step carries moments "
-            "and decay",
+            "equal rewards silence nothing: where every advantage is 0, the critic still learns, and its step carries "
+            "moments and decay",
         ),
     )
 

@@ -62,8 +62,8 @@ class Ppo:
         family="actor-critic",
         neighbour="grpo: the baseline is the group's mean instead of a critic",
         notes=(
-            "equal rewards silence nothing: where every advantage is 0, critic and entropy bonus still learn, and their step "
-            "carries moments and decay",
+            "equal rewards silence nothing: where every advantage is 0, critic and entropy bonus still learn, and "
+            "their step carries moments and decay",
         ),
     )
 

@@ -46,8 +46,8 @@ class Reinforce:
         family="policy-based",
         neighbour="actor_critic: the same gradient with a learned value subtracted",
         notes=(
-            "without a baseline nothing is compared: equal rewards other than 0 teach; where nothing is earned no step is "
-            "taken",
+            "without a baseline nothing is compared: equal rewards other than 0 teach; where nothing is earned no "
+            "step is taken",
         ),
     )
 

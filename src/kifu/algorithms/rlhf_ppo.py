@@ -69,8 +69,8 @@ class RlhfPpo:
             "the reward model is fitted by Bradley-Terry to pairs of stored attempts (credit.reward_model) beforehand",
             "the penalty is k1 inside the reward, added up over the tokens of a turn: credit is per turn, ours",
             "the authors' added pretraining loss is not here",
-            "equal rewards silence nothing: where every advantage is 0, the critic still learns, and its step carries moments "
-            "and decay",
+            "equal rewards silence nothing: where every advantage is 0, the critic still learns, and its step carries "
+            "moments and decay",
         ),
     )
 

@@ -62,8 +62,8 @@ class Sao:
             "the source trains its critic twice as often with its attention frozen; here both are updated together",
             "with values per token GAE runs over all sampled tokens as one sequence; with values per turn over turns, "
             "where no observation stands in between either",
-            "equal rewards silence nothing: where every advantage is 0, the critic still learns, and its step carries moments "
-            "and decay",
+            "equal rewards silence nothing: where every advantage is 0, the critic still learns, and its step carries "
+            "moments and decay",
         ),
     )
 

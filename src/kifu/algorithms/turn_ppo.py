@@ -71,8 +71,8 @@ class TurnPpo:
             "clip, passes and coefficients are ours: what was read of the papers does not give them",
             "all tokens of a turn hit the clip together or not at all",
             "with `ratio = token` and `average = token` only passes, bonus and whitening differ from ppo",
-            "equal rewards silence nothing: where every advantage is 0, the critic still learns, and its step carries moments "
-            "and decay",
+            "equal rewards silence nothing: where every advantage is 0, the critic still learns, and its step carries "
+            "moments and decay",
         ),
     )
 
