@@ -74,6 +74,39 @@ def make_known() -> Callable[..., Episode]:
     return make
 
 
+@dataclass(frozen=True)
+class Told:
+    """An attempt in plain numbers, for loops that know nothing of episodes."""
+
+    rewards: list[float]
+    values: list[float]
+    tokens: list[int]
+
+
+@pytest.fixture
+def ragged() -> list[list[Told]]:
+    """Groups of two, of one and of equal rewards; rewards below 0, and turns without a trained token."""
+    return [
+        [Told([0.0, 0.5, 1.0], [0.2, 0.4, 0.7], [2, 1, 3]), Told([0.0, -1.0], [0.3, -0.2], [0, 4])],
+        [Told([-1.0], [0.1], [2])],
+        [Told([0.5], [0.9], [1]), Told([0.5, 0.0, 0.0], [-0.1, 0.0, 0.2], [1, 2, 0])],
+    ]
+
+
+@pytest.fixture
+def told_groups(make_known: Callable[..., Episode], ragged: list[list[Told]]) -> list[list[Episode]]:
+    """The same as episodes, each with the sum of its rewards as the task's verdict."""
+    return [
+        [
+            make_known(
+                one.rewards, values=one.values, tokens=one.tokens, outcome=sum(one.rewards), id=f"g{at}m{member}"
+            )
+            for member, one in enumerate(group)
+        ]
+        for at, group in enumerate(ragged)
+    ]
+
+
 @pytest.fixture
 def loss_of() -> Callable[..., Loss]:
     """What a method's objective makes of log-ratios and advantages, every token weighing the same."""

@@ -1,6 +1,9 @@
 """Success replay: the printed advantages, and where it leaves GRPO."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from statistics import fmean, stdev
+from typing import Any
 
 import pytest
 import torch
@@ -9,6 +12,12 @@ from kifu.algorithms import build_algorithm
 from kifu.credit import Episode, FreshRollouts, SuccessReplay
 from kifu.credit.reading import RewardRules
 from kifu.objectives import Terms
+from kifu.records import RolloutKey
+from kifu.testing.trial_records import record_of, records_of
+from kifu.testing.trials import Shape, Tabular, make_groups
+from kifu.training.assemble import Assembled, assemble
+from kifu.training.borrowed import Borrowed
+from kifu.training.replay import SuccessBuffer
 
 Make = Callable[..., Episode]
 
@@ -58,3 +67,63 @@ def test_the_clip_is_low_high_and_dual(ratio: float, advantage: float, loss: flo
     )
 
     assert float(build_algorithm("agentic_replay_po").objective()(terms).total) == pytest.approx(loss, abs=1e-12)
+
+
+def test_an_update_in_plain_loops_with_clips_counted(
+    told_groups: list[list[Episode]], ragged: list[list[Any]], train_on: Callable[..., Any]
+) -> None:
+    """One group compares; an attempt alone and a group of equal rewards are left out; rewards below 0."""
+    returns = [sum(one.rewards) for one in ragged[0]]
+    spread = stdev(returns) + 1e-6
+    tokens = [
+        (r - fmean(returns)) / spread for r, one in zip(returns, ragged[0], strict=True) for _ in range(sum(one.tokens))
+    ]
+    ratios = [0.5, 1.5, 1.25, 4.0]
+    loss, bound = 0.0, 0
+    for at, one in enumerate(tokens):
+        rho = ratios[at % 4]
+        surrogate = min(rho * one, min(max(rho, 0.8), 1.3) * one)
+        held = max(surrogate, 3.0 * one) if one < 0 else surrogate
+        loss -= held / len(tokens)
+        bound += held != rho * one
+
+    found = train_on(build_algorithm("agentic_replay_po"), *told_groups, ratio=lambda token: ratios[token % 4])
+
+    assert [len(group.members) for group in found.update.groups] == [2, 0, 0]
+    assert [a for part in found.advantages for a in part] == pytest.approx(tokens, abs=1e-12)
+    assert found.loss == pytest.approx(loss, abs=1e-12)
+    assert found.stats["clipped_tokens"] == bound > 0
+
+
+def test_a_failed_group_teaches_here_and_not_in_grpo_and_replays_are_counted() -> None:
+    """Nearest neighbour: from the same records, one success of an earlier step makes three failures a comparison."""
+    policy, flat = Tabular.draw(0), Shape(groups=1, size=4, branches=False)
+    [[success, *_]] = make_groups(1, policy=policy, shape=flat)
+    [failed] = records_of(make_groups(2, policy=policy, shape=replace(flat, constant=0.0)))
+    members = tuple(replace(one, key=replace(one.key, step=1)) for one in failed.members)
+    failures = [replace(failed, members=members)]
+    earlier = record_of(success, RolloutKey(seed=0, step=0, group=0, member=0))
+    method = build_algorithm("agentic_replay_po")
+    assert isinstance(method.plan.data, SuccessReplay)
+    kept = SuccessBuffer(method.plan.data, rules=RewardRules(), seed=0)
+    kept.remember([earlier])
+
+    groups, borrowed = kept.replay(failures, step=1)
+
+    def rows(name: str, groups: Any, borrowed: Borrowed | None) -> Assembled:  # noqa: ANN401 (groups of records)
+        return assemble(
+            groups, algorithm=build_algorithm(name), rules=RewardRules(), version=0, max_age=0, borrowed=borrowed
+        )
+
+    mine, other = rows("agentic_replay_po", groups, borrowed), rows("grpo", failures, None)
+    assert len(borrowed.replaced) == 1
+    assert mine.rows[0].trajectory == earlier.id
+    assert [float(row.advantages[0]) for row in mine.rows] == pytest.approx(
+        [1.499997, -0.499999, -0.499999, -0.499999], abs=5e-7
+    )
+    assert not other.rows
+
+
+def test_a_group_of_one_is_never_helped_and_never_compared(make_episode: Make) -> None:
+    assert advantages(make_episode, [1.0]) is None
+    assert advantages(make_episode, [-1.0, -1.0]) is None

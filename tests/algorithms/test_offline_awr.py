@@ -1,6 +1,7 @@
 """Advantage-weighted regression: baselines, weights of whole updates in loops, and where it leaves imitation."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from math import exp
 from statistics import fmean, pstdev
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from kifu.algorithms import build_algorithm
 from kifu.credit import Episode, StoredTrajectories
 from kifu.credit.reading import RewardRules
+from kifu.errors import ArgumentError
 
 Known = Callable[..., Episode]
 
@@ -66,6 +68,66 @@ def test_baselines_are_the_task_the_state_or_the_recorded_critic(make_known: Kno
     assert advantages(baseline="state") == [[0.5, 0.0], [-0.5, 0.0]]
     assert advantages(baseline="critic", lam=0.0) == [[-0.25, 0.75], [-0.5, 0.0]]
     assert advantages(baseline="critic", lam=1.0) == [[0.5, 0.75], [-0.5, 0.0]]
+
+
+def expected_update(
+    ragged: list[list[Any]], baseline: str, *, gamma: float, lam: float, states: list[list[list[str]]]
+) -> list[float]:
+    """Slopes of all tokens: - min(exp(A / b), cap) / tokens, A unnormalized, in the notation of the card."""
+    slopes = []
+    for group, keys in zip(ragged, states, strict=True):
+        returns = [
+            [sum(gamma ** (j - k) * r for j, r in enumerate(one.rewards) if j >= k) for k in range(len(one.rewards))]
+            for one in group
+        ]
+        for at, one in enumerate(group):
+            for k, count in enumerate(one.tokens):
+                if baseline == "task":
+                    advantage = returns[at][k] - fmean(values[0] for values in returns)
+                elif baseline == "state":
+                    same = [
+                        v
+                        for vs, ss in zip(returns, keys, strict=True)
+                        for v, s in zip(vs, ss, strict=True)
+                        if s == keys[at][k]
+                    ]
+                    advantage = returns[at][k] - fmean(same)
+                else:
+                    after = [*one.values[1:], 0.0]
+                    delta = [r + gamma * v - now for r, v, now in zip(one.rewards, after, one.values, strict=True)]
+                    advantage = sum((gamma * lam) ** (j - k) * d for j, d in enumerate(delta) if j >= k)
+                slopes += [-min(exp(advantage / 0.5), 3.0)] * count
+    return [slope / len(slopes) for slope in slopes]
+
+
+@pytest.mark.parametrize("baseline", ["task", "state", "critic"])
+def test_ragged_records_in_plain_loops_whatever_the_baseline(
+    told_groups: list[list[Episode]], ragged: list[list[Any]], train_on: Callable[..., Any], baseline: str
+) -> None:
+    """A record alone at its task, turns without tokens, equal rewards, rewards below 0; capped weights are counted."""
+    states = [[[f"s{k % 2}" for k in range(len(one.rewards))] for one in group] for group in ragged]
+    groups = [
+        [
+            replace(one, turns=tuple(replace(turn, state=key) for turn, key in zip(one.turns, keys, strict=True)))
+            for one, keys in zip(group, known, strict=True)
+        ]
+        for group, known in zip(told_groups, states, strict=True)
+    ]
+    options = {"baseline": baseline, "normalize": False, "temperature": 0.5, "cap": 3.0, "lam": 0.8}
+
+    found = train_on(build_algorithm("offline_awr", options), *groups, rules=RewardRules(gamma=0.9))
+
+    expected = expected_update(ragged, baseline, gamma=0.9, lam=0.8, states=states)
+    assert [slope for part in found.gradient for slope in part] == pytest.approx(expected, abs=1e-12)
+    capped = sum(slope == pytest.approx(-3.0 / 16) for slope in expected)
+    assert found.stats["capped_tokens"] == capped
+    assert capped > 0 or baseline != "task"
+
+
+def test_a_record_without_a_value_or_a_state_is_named(make_known: Known) -> None:
+    for baseline, field in (("critic", "value"), ("state", "`state`")):
+        with pytest.raises(ArgumentError, match=f"trajectory T7.*{field}"):
+            build_algorithm("offline_awr", {"baseline": baseline}).credit([make_known([1.0], id="T7")], RewardRules())
 
 
 def test_it_learns_from_records_alone() -> None:

@@ -70,3 +70,46 @@ def test_reinforce_divides_by_what_was_tried(make_known: Known, train_on: Callab
     assert mine[0] == pytest.approx([-1 / 3] * 3)
     assert other[0] == pytest.approx([-1 / 6] * 3)
     assert mine[1] == other[1] == [0.0] * 3
+
+
+def test_an_update_in_plain_loops_with_rejections_counted(
+    told_groups: list[list[Episode]], ragged: list[list[Any]], train_on: Callable[..., Any]
+) -> None:
+    """Ragged groups, one of a single attempt, one of equal rewards, rewards below 0: - 1 / tokens of what passed."""
+    passing = [one for group in ragged for one in group if sum(one.rewards) >= 0.5]
+    tokens = sum(sum(one.tokens) for one in passing)
+    slopes = [
+        [-1.0 / tokens if sum(one.rewards) >= 0.5 else 0.0] * sum(one.tokens)
+        for group in ragged
+        if any(sum(one.rewards) >= 0.5 for one in group)
+        for one in group
+    ]
+
+    found = train_on(build_algorithm("rft", {"min_reward": 0.5}), *told_groups, ratio=lambda token: 0.3 + token)
+
+    assert tokens == 10
+    assert found.gradient == [pytest.approx(part) for part in slopes]
+    assert [group.is_informative for group in found.update.groups] == [True, False, True]
+    assert sum(slope == 0.0 for part in found.gradient for slope in part) == 4
+    assert found.stats["tokens"] == 10
+
+
+def test_a_single_attempt_that_passes_is_imitated_and_equal_ones_all_are(
+    make_known: Known, train_on: Callable[..., Any]
+) -> None:
+    alone = train_on(build_algorithm("rft"), [make_known([-0.5, 1.5], tokens=[0, 2], outcome=1.0)])
+    equal = train_on(build_algorithm("rft"), [make_known([1.0], tokens=[size], outcome=1.0) for size in (1, 3)])
+
+    assert alone.gradient == [[-0.5, -0.5]]
+    assert equal.gradient == [[-0.25], [-0.25] * 3]
+
+
+def test_a_reward_below_0_counts_against_reinforce_and_not_here(
+    make_known: Known, train_on: Callable[..., Any]
+) -> None:
+    group = [make_known([1.0], outcome=1.0, id="T1"), make_known([-2.0], outcome=-2.0, id="T2")]
+
+    mine, other = (train_on(build_algorithm(name), group).gradient for name in ("rft", "reinforce"))
+
+    assert mine == [[-1.0], [0.0]]
+    assert other == [[-0.5], [1.0]]
