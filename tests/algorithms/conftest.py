@@ -12,7 +12,7 @@ from kifu.algorithms import Algorithm
 from kifu.credit import Episode, TurnFacts
 from kifu.credit.reading import RewardRules
 from kifu.objectives import Loss, PolicyObjective, Terms
-from kifu.training.crediting import CreditedUpdate, Member, credit_groups
+from kifu.training.crediting import Credited, CreditedUpdate, Member, credit_groups
 
 
 @pytest.fixture
@@ -147,6 +147,14 @@ class Trained:
     stats: dict[str, float]
 
 
+def _pairs(members: Sequence[tuple[Member, Credited]]) -> torch.Tensor | None:
+    """``[N]`` number of the preference pair of every token; a member in none has weight 0 and may stand anywhere."""
+    if all(one.credit.pair is None for _, one in members):
+        return None
+    found = [one.credit.pair or 0 for _, one in members]
+    return torch.tensor(np.repeat(np.array(found, dtype=np.int64), [member.turns_N.size for member, _ in members]))
+
+
 @pytest.fixture
 def train_on() -> Callable[..., Trained]:
     """Credit an update and take its loss at ratios of the reader's choice; lengths of turns are those of the facts."""
@@ -181,10 +189,14 @@ def train_on() -> Callable[..., Trained]:
             weight_N=torch.tensor([w for _, one in pairs for w in one.weights_N], dtype=torch.float64),
             turn_N=torch.tensor(turns, dtype=torch.int64),
             sequence_N=torch.tensor(sequence_N, dtype=torch.int64),
+            reference_logp_N=torch.full_like(logp_N, -1.0),
+            pair_N=_pairs(pairs),
         )
         objective = algorithm.objective()
         if isinstance(objective, PolicyObjective):
             objective = replace(objective, entropy=None, value=None)
+        if not pairs:
+            return Trained(update=update, weights=[], advantages=[], loss=0.0, gradient=[], stats={})
         found = objective(terms)
         (gradient_N,) = torch.autograd.grad(found.total, logp_N)
         return Trained(
