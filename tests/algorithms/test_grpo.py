@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from math import exp, sqrt
+from typing import Any
 
 import pytest
 import torch
@@ -75,3 +76,45 @@ def test_a_penalty_against_the_reference_is_an_option_and_is_weighed_like_the_lo
     difference = anchored.objective()(terms).total.item() - plain.objective()(terms).total.item()
 
     assert difference == pytest.approx(0.04 * (exp(-0.5) - 1 + 0.5), abs=1e-12)
+
+
+def test_an_update_in_plain_loops_with_clips_counted(
+    told_groups: list[list[Episode]], ragged: list[list[Any]], train_on: Callable[..., Any]
+) -> None:
+    """Ragged members, a turn without tokens, rewards below 0; an attempt alone and equal returns are left out.
+
+    A trajectory weighs 1 / 2 and its tokens share that.
+    """
+    returns = [sum(one.rewards) for one in ragged[0]]
+    mean = sum(returns) / 2
+    spread = sqrt(sum((value - mean) ** 2 for value in returns)) + 1e-6
+    ratios, at, loss, clipped = [0.5, 1.5, 1.1], 0, 0.0, 0
+    for one, value in zip(ragged[0], returns, strict=True):
+        advantage, count = (value - mean) / spread, sum(one.tokens)
+        for _ in range(count):
+            rho = ratios[at % 3]
+            bounded = min(max(rho, 0.8), 1.2)
+            loss -= min(rho * advantage, bounded * advantage) / count / 2
+            clipped += bounded * advantage < rho * advantage
+            at += 1
+
+    found = train_on(build_algorithm("grpo"), *told_groups, ratio=lambda token: ratios[token % 3])
+
+    assert [len(group.members) for group in found.update.groups] == [2, 0, 0]
+    assert found.loss == pytest.approx(loss, abs=1e-12)
+    assert found.stats["clipped_tokens"] == clipped > 0
+
+
+def test_ppos_critic_tells_turns_of_one_attempt_apart_where_the_group_has_one_number(
+    told_groups: list[list[Episode]], train_on: Callable[..., Any]
+) -> None:
+    """Nearest neighbour, both unwhitened and averaged alike: the baseline, and nothing else, is another one."""
+    mine = train_on(build_algorithm("grpo", {"std": "none"}), told_groups[0])
+    other = train_on(build_algorithm("ppo", {"lam": 1.0, "whiten": False, "average": "trajectory"}), told_groups[0])
+
+    assert mine.weights == other.weights
+    assert mine.advantages == [[1.25] * 6, [-1.25] * 4]
+    assert other.advantages == [
+        pytest.approx([1.5 - 0.2] * 2 + [1.5 - 0.4] + [1.0 - 0.7] * 3),
+        pytest.approx([-0.8] * 4),
+    ]
