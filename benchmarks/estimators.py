@@ -25,7 +25,7 @@ import numpy.typing as npt
 import torch
 
 from kifu.algorithms import ALGORITHMS, Algorithm, build_algorithm
-from kifu.credit import Doubles, Episode, TurnFacts
+from kifu.credit import BranchPoint, Doubles, Episode, TurnFacts
 from kifu.credit.branching import Allocated, Independent
 from kifu.credit.reading import RewardRules
 from kifu.credit.sources import FreshRollouts, StoredPairs, StoredTrajectories, SuccessReplay, wants_replay
@@ -49,6 +49,8 @@ BEGIN, END = "<!-- methods: begin -->", "<!-- methods: end -->"
 STALENESS = (0, 1, 2, 3, 4)
 RATE = 1.5
 """Step of exact gradient ascent that lies between two versions."""
+OPTIONS: Mapping[str, Mapping[str, Any]] = {"agentic_dpo": {"negatives": "recorded"}}
+"""Where the published setting takes its data from elsewhere."""
 FLOOR = 0.01
 """Chance of the gold answer where the truth is 0; 1 is one minus it."""
 
@@ -135,10 +137,10 @@ def update_moments(
         behaviour_RA: of the one that sampled.
         size: of the group. Members are exchangeable, so multisets of trajectories are enough.
     """
-    episodes = [_episodes(table, behaviour_RA, member=member) for member in range(size)]
+    episodes = [episodes_of(table, behaviour_RA, member=member) for member in range(size)]
     updates = _updates(table, algorithm.plan.data, logits=(logits_RA, behaviour_RA), size=size)
     groups = [update.places for update in updates]
-    gradients_URA = _gradients(table, algorithm, groups, episodes=episodes, logits=(logits_RA, behaviour_RA))
+    gradients_URA = gradients(table, algorithm, groups, episodes=episodes, logits=(logits_RA, behaviour_RA))
     weights_U = np.array([update.chance for update in updates])
     mean_RA: Doubles = np.einsum("u,ura->ra", weights_U, gradients_URA)
     spread = float(np.einsum("u,ura,ura->", weights_U, gradients_URA, gradients_URA) - (mean_RA**2).sum())
@@ -153,8 +155,12 @@ class Place(NamedTuple):
     """Who stands in a place of a group."""
 
     path: int
-    behaved: bool
+    behaved: bool = True
     """Whether its ratio is over the policy that sampled; else over the one that is updated."""
+    parent: int | None = None
+    """The place it branched from, earlier in the group."""
+    own: int = 0
+    """The first turn it took itself."""
 
 
 class Update(NamedTuple):
@@ -190,7 +196,7 @@ def _updates(table: PathTable, data: object, *, logits: tuple[Doubles, Doubles],
     return found
 
 
-def _episodes(table: PathTable, behaviour_RA: Doubles, *, member: int) -> list[Episode]:
+def episodes_of(table: PathTable, behaviour_RA: Doubles, *, member: int) -> list[Episode]:
     """``[P]`` what credit is told of every trajectory when it stands in place ``member`` of its group."""
     rows_RA, values = policy_rows(table, behaviour_RA), exact_values(table, behaviour_RA, gamma=1.0)
     ends = _ends(table, path_probabilities(table, behaviour_RA))
@@ -241,6 +247,8 @@ def _episode(
                 rewards={"paid": path.rewards_T[at]},
                 state=states[at],
                 next_state=states[at + 1] if at + 1 < len(states) else end,
+                tool=str(action),
+                action=str(action),
                 entropy=entropy,
                 logprobs_N=np.log(rows_RA[[row], [action]]),
                 entropies_N=np.array([entropy]),
@@ -264,6 +272,17 @@ def _episode(
     )
 
 
+def seated(episodes: Sequence[Episode], places: Sequence[Place]) -> list[Episode]:
+    """The episodes of a group, with who branched from whom."""
+    found: list[Episode] = []
+    for episode, place in zip(episodes, places, strict=True):
+        if place.parent is not None:
+            parent = found[place.parent]
+            episode = replace(episode, branch=BranchPoint(parent=parent.id, turn=place.own), tree=parent.tree)
+        found.append(episode)
+    return found
+
+
 class _Token(NamedTuple):
     group: int
     member: int
@@ -275,7 +294,7 @@ class _Token(NamedTuple):
     pair: int
 
 
-def _gradients(
+def gradients(
     table: PathTable,
     algorithm: Algorithm,
     groups: Sequence[tuple[Place, ...]],
@@ -287,8 +306,8 @@ def _gradients(
     tokens: list[_Token] = []
     for number, chosen in enumerate(groups):
         members = [
-            Member(episode=episodes[at][place.path], turns_N=np.arange(len(table.paths[place.path].rows_T)))
-            for at, place in enumerate(chosen)
+            Member(episode=episode, turns_N=np.arange(episode.num_turns))
+            for episode in seated([episodes[at][place.path] for at, place in enumerate(chosen)], chosen)
         ]
         told = credit_groups([members], algorithm=algorithm, rules=RewardRules(), seed=0).groups[0]
         for at, (place, one) in enumerate(zip(chosen, told.members, strict=False)):
@@ -364,7 +383,7 @@ def left_out(algorithm: Algorithm) -> str | None:
     if not isinstance(plan.data, FreshRollouts | StoredPairs | StoredTrajectories | SuccessReplay):
         return f"takes its data from elsewhere ({type(plan.data).__name__})"
     if not isinstance(plan.rollout, Independent | Allocated):  # one task has the whole budget, if no prefix is taken
-        return f"its rollouts branch ({type(plan.rollout).__name__})"
+        return f"its rollouts branch ({type(plan.rollout).__name__}), see below"
     return None
 
 
@@ -391,7 +410,8 @@ def fresh_table(size: int, names: Sequence[str]) -> tuple[list[str], dict[str, s
     missing: dict[str, str] = {}
     tables = worlds()
     for name in names:
-        algorithm = build_algorithm(name)
+        options = OPTIONS.get(name, {})
+        algorithm = build_algorithm(name, options)
         why = left_out(algorithm)
         cells = []
         try:
@@ -405,16 +425,14 @@ def fresh_table(size: int, names: Sequence[str]) -> tuple[list[str], dict[str, s
         if why:
             missing[name] = why
         else:
-            lines.append(f"| `{name}` | " + " | ".join(cells) + " |")
+            label = ", ".join([f"`{name}`", *(f"`{option} = {value}`" for option, value in options.items())])
+            lines.append(f"| {label} | " + " | ".join(cells) + " |")
     return lines, missing
 
 
-OFF_POLICY: Mapping[str, Mapping[str, Any]] = {
-    name: {}
-    for name in (
-        *("reinforce", "ppo", "grpo", "dapo", "cispo", "gspo", "sao", "turn_ppo", "rloo"),
-        *("agentic_replay_po", "offline_awr", "dpo"),
-    )
+OFF_POLICY = {
+    *("reinforce", "ppo", "grpo", "dapo", "cispo", "gspo", "sao", "turn_ppo", "rloo"),
+    *("agentic_replay_po", "offline_awr", "dpo"),
 }
 
 
@@ -448,20 +466,19 @@ def render(size: int, names: Sequence[str]) -> str:
     rows, missing = fresh_table(size, names)
     lines = [f"Updates of one group of {size}, on the policy that sampled:", "", *rows, ""]
     lines += ["Left out:", "", *(f"- `{name}`: {why}." for name, why in missing.items())] if missing else []
-    lines += [
-        "",
-        f"On the climb, sampled by older policies ({RATE:g} times the gradient a version; direction · length ",
-    ]
-    lines[-1] += "· noise):"
+    about = (
+        f"On the climb, sampled by older policies ({RATE:g} times the gradient a version; direction · length · noise):"
+    )
+    lines += ["", about]
     lines += ["", *stale_table(size, names)]
     return "\n".join(lines) + "\n"
 
 
-def write(page: File, text: str) -> None:
+def write(page: File, text: str, *, marks: tuple[str, str] = (BEGIN, END)) -> None:
     """Put the tables between the marks of a page."""
-    before, _, rest = page.read_text().partition(BEGIN)
-    _, _, after = rest.partition(END)
-    page.write_text(f"{before}{BEGIN}\n{text}{END}{after}")
+    before, _, rest = page.read_text().partition(marks[0])
+    _, _, after = rest.partition(marks[1])
+    page.write_text(f"{before}{marks[0]}\n{text}{marks[1]}{after}")
 
 
 def main() -> int:

@@ -161,6 +161,42 @@ def test_preferences_between_two_attempts_push_along_their_difference(script: Mo
     np.testing.assert_allclose(dpo, 0.1 * rloo, rtol=0, atol=1e-10)
 
 
+def test_an_expert_s_action_is_preferred_to_another_one_in_its_state(script: ModuleType) -> None:
+    """Every ordered pair of attempts, written out; without another action the expert's own are imitated."""
+    table = script.worlds()["climb"]
+    logits = script.start(table)
+    algorithm = build_algorithm("agentic_dpo", script.OPTIONS["agentic_dpo"])
+    found = script.update_moments(table, algorithm, logits_RA=logits, behaviour_RA=logits, size=2)
+    rows_RA = script.policy_rows(table, logits)
+
+    def score(row: int, action: int) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
+        slope = np.zeros((len(rows_RA), 2))
+        slope[row] -= rows_RA[row]
+        slope[row, action] += 1.0
+        return slope
+
+    mean, pairs, beta = np.zeros_like(logits), 0.0, 0.008
+    for first, one in zip(script.path_probabilities(table, logits), table.paths, strict=True):
+        for second, two in zip(script.path_probabilities(table, logits), table.paths, strict=True):
+            ranked = [path for path in (one, two) if sum(path.rewards_T) == 1.0]
+            if not ranked:
+                continue
+            expert, other = ranked[0], two if ranked[0] is one else one
+            steps = list(zip(expert.rows_T, expert.actions_T, strict=True))
+            apart = [at for at, (a, b) in enumerate(zip(steps, other.actions_T, strict=False)) if a[1] != b]
+            if not apart:
+                mean += first * second * 0.5 * sum(score(*step) for step in steps) / len(steps)
+                continue
+            pairs += first * second
+            row, action = steps[apart[0]]
+            worse = other.actions_T[apart[0]]
+            margin = np.log(rows_RA[row, action] / rows_RA[row, worse])
+            push = beta / (1.0 + np.exp(beta * margin))
+            mean += first * second * (push * (score(row, action) - score(row, worse)) + 0.5 * score(row, action))
+    assert pairs > 0
+    np.testing.assert_allclose(found.mean_RA, mean, rtol=0, atol=1e-10)
+
+
 def test_a_tiny_run_prints_rows_and_keeps_the_page_around_them(script: ModuleType, tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(f"before\n{script.BEGIN}\nstale figures\n{script.END}\nafter\n")

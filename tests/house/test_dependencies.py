@@ -10,7 +10,7 @@ from pathlib import Path
 
 TOP = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((TOP / "pyproject.toml").read_text())
-OWN = {"kifu", *(path.stem for path in (TOP / "scripts").glob("*.py"))}
+OWN = {"kifu", *(path.stem for folder in ("scripts", "benchmarks") for path in (TOP / folder).glob("*.py"))}
 
 
 def normal(name: str) -> str:
