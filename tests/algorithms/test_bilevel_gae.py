@@ -1,6 +1,7 @@
 """Bi-level GAE: what the official function printed, as credit of tokens."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -82,3 +83,48 @@ def test_one_level_gives_other_advantages(make_known: Make) -> None:
 def test_a_missing_value_is_named(make_known: Make) -> None:
     with pytest.raises(ArgumentError, match="T2, turn 0: the method needs `value` of every token"):
         build_algorithm("bilevel_gae").credit([make_known([1.0], id="T2")], RewardRules())
+
+
+def test_ragged_attempts_in_plain_loops_with_clips_counted(make_known: Make, train_on: Callable[..., Any]) -> None:
+    """One alone in its group, rewards below 0 and equal ones; first over turn ends, then over the tokens of a turn."""
+    told = [
+        ([0.0, 0.5, 1.0], [[0.1, 0.4], [0.3], [0.2, 0.0, 0.6]]),
+        ([0.5, 1.0], [[0.9, -0.2], [0.3, 0.3]]),
+        ([-1.0], [[0.2, 0.1]]),
+    ]
+    gamma, lam, turn_gamma, turn_lam = 0.95, 0.9, 0.8, 0.7
+    tokens: list[float] = []
+    for rewards, values in told:
+        ends, ahead = [part[-1] for part in values], 0.0
+        worths = [0.0] * len(rewards)
+        for k in reversed(range(len(rewards))):
+            after = ends[k + 1] if k + 1 < len(rewards) else 0.0
+            ahead = rewards[k] + turn_gamma * after - ends[k] + turn_gamma * turn_lam * ahead
+            worths[k] = ahead + ends[k]
+        for worth, part in zip(worths, values, strict=True):
+            credit, inner = [0.0] * len(part), 0.0
+            for n in reversed(range(len(part))):
+                paid = worth if n == len(part) - 1 else gamma * part[n + 1]
+                inner = paid - part[n] + gamma * lam * inner
+                credit[n] = inner
+            tokens += credit
+    episodes = [
+        make_known(
+            rewards, tokens=[len(part) for part in values], values_N=[np.array(part) for part in values], id=f"T{at}"
+        )
+        for at, (rewards, values) in enumerate(told)
+    ]
+    ratios = [0.5, 1.5, 1.1]
+    stopped = sum(
+        (one > 0 and ratios[at % 3] > 1.2) or (one < 0 and ratios[at % 3] < 0.8) for at, one in enumerate(tokens)
+    )
+
+    options = {
+        "gamma": gamma, "lam": lam, "turn_gamma": turn_gamma, "turn_lam": turn_lam,
+        "whiten": False, "clip_low": 0.2, "clip_high": 0.2,
+    }  # fmt: skip
+    method = build_algorithm("bilevel_gae", options)
+    found = train_on(method, episodes[:2], episodes[2:], ratio=lambda token: ratios[token % 3])
+
+    assert [one for part in found.advantages for one in part] == pytest.approx(tokens, abs=1e-12)
+    assert found.stats["clipped_tokens"] == stopped > 0

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -84,3 +85,26 @@ def test_two_trees_of_three_leaves_are_the_plan() -> None:
     assert isinstance(plan.rollout, TreeExpansion)
     assert plan.rollout.total == 6
     assert (plan.needs_reference, TreeGrpo(kl=0.0).plan.needs_reference) == (True, False)
+
+
+def test_clips_hold_where_ratios_left_the_band_and_are_counted(
+    make_attempt: Make, train_on: Callable[..., Any]
+) -> None:
+    """Ragged leaves, a turn without tokens, rewards below 0: tokens whose gradient is 0, one by one."""
+    sizes = [[2, 1], [1, 0], [3, 1]]
+    group = [
+        replace(make_attempt(reward, size, name=f"{at}"), tree="a" if at < 2 else "b")
+        for at, (reward, size) in enumerate(zip([1.0, -1.0, -2.0], sizes, strict=True))
+    ]
+    ratios = [0.5, 1.5, 1.0]
+
+    found = train_on(TreeGrpo(kl=0.0, dual_clip=None), group, ratio=lambda token: ratios[token % 3])
+
+    signs = [np.sign(part[0]) for part in found.advantages]
+    at, stopped = 0, []
+    for sign, size in zip(signs, sizes, strict=True):
+        for _ in range(sum(size)):
+            stopped.append((sign > 0 and ratios[at % 3] > 1.2) or (sign < 0 and ratios[at % 3] < 0.8))
+            at += 1
+    assert [slope == 0.0 for part in found.gradient for slope in part] == stopped
+    assert found.stats["clipped_tokens"] == sum(stopped) > 0

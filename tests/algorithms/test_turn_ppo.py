@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from math import exp
+from typing import Any
 
 import pytest
 import torch
@@ -94,3 +95,28 @@ def test_one_member_alone_is_credited_whatever_it_earned(make_known: Make, rewar
     expected = [sum(rewards[at:]) - value for at, value in enumerate(values)]
     assert found[0].advantages_K.tolist() == pytest.approx(expected, abs=1e-12)
     assert build_algorithm("turn_ppo").plan.needs_value
+
+
+def test_ragged_attempts_in_plain_loops_with_clips_counted(
+    told_groups: list[list[Episode]], ragged: list[list[Any]], train_on: Callable[..., Any]
+) -> None:
+    """One alone, equal rewards, some below 0, turns without tokens: min(rho A, clip(rho) A) / turns, a turn at once."""
+    turns = [(one, k, count) for group in ragged for one in group for k, count in enumerate(one.tokens) if count]
+    ratios, at, loss, clipped = [0.5, 1.5, 1.1], 0, 0.0, 0
+    for one, k, count in turns:
+        after = [*one.values[k + 1 :], 0.0]
+        delta = [r + v - now for r, v, now in zip(one.rewards[k:], after, one.values[k:], strict=True)]
+        advantage = sum(0.9**j * d for j, d in enumerate(delta))
+        rho = 1.0
+        for _ in range(count):
+            rho *= ratios[at % 3] ** (1 / count)
+            at += 1
+        bounded = min(max(rho, 0.8), 1.2)
+        loss -= min(rho * advantage, bounded * advantage) / len(turns)
+        clipped += count * (bounded * advantage < rho * advantage)
+
+    method = build_algorithm("turn_ppo", {"lam": 0.9, "whiten": False, "clip_low": 0.2, "clip_high": 0.2})
+    found = train_on(method, *told_groups, ratio=lambda token: ratios[token % 3])
+
+    assert found.loss == pytest.approx(loss, abs=1e-12)
+    assert found.stats["clipped_tokens"] == clipped > 0
