@@ -68,7 +68,7 @@ def test_changelog_fragments_have_a_known_kind_and_say_something() -> None:
     assert wrong == []
 
 
-def tests_of(file: Path) -> set[str]:
+def names_in(file: Path) -> set[str]:
     """Names of a file's tests as pytest addresses them, those of a class behind its name."""
     kinds = ast.FunctionDef | ast.AsyncFunctionDef
     body = ast.parse(file.read_text()).body
@@ -88,7 +88,7 @@ def unproved_claims(table: str, top: Path) -> list[str]:
     for claim in re.findall(r"`(tests/[^`]+)`", table):
         path, _, name = claim.partition("::")
         file = top / path
-        if not file.is_file() or (name and name not in tests_of(file)):
+        if not file.is_file() or (name and name not in names_in(file)):
             missing.append(claim)
     return missing
 
