@@ -195,7 +195,18 @@ def test_check_measures_what_the_run_will_need(kifu: Kifu, experiment: Write, tm
 def test_the_schema_of_experiment_files_knows_every_layer(kifu: Kifu) -> None:
     found = kifu("check", "--schema")
     schema = json.loads(found.stdout)
-    layers = {"environment", "policy", "record", "credit", "update", "evaluation", "machine", "profiles", "kifu"}
+    layers = {
+        "environment",
+        "policy",
+        "record",
+        "credit",
+        "update",
+        "evaluation",
+        "machine",
+        "profiles",
+        "stages",
+        "kifu",
+    }
     assert set(schema["properties"]) == layers
 
 
