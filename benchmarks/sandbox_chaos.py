@@ -88,14 +88,15 @@ def supervise(rng: random.Random, slot: int, out: int) -> None:
 
 
 def left_processes(slots: range) -> list[str]:
-    """Processes of fork servers and boxes."""
+    """Processes of fork servers and boxes: of the users of these slots, or begun and orphaned before they took one."""
     marks = {200_000 + slot for slot in slots} if os.geteuid() == 0 else set()
     found = []
     for folder in Path("/proc").iterdir():
         with suppress(OSError):
             if folder.name.isdigit():
                 line = (folder / "cmdline").read_bytes()
-                if folder.stat().st_uid in marks or BOOT[:40].encode() in line:
+                parent = int((folder / "stat").read_bytes().rpartition(b")")[2].split()[1])
+                if folder.stat().st_uid in marks or (BOOT[:40].encode() in line and parent == 1):
                     found.append(f"{folder.name} {line[:60]!r}")
     return found
 
