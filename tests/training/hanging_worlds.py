@@ -44,3 +44,23 @@ class InTools(KeyDoor):
         """Hang."""
         _hang()
         return super().tools()
+
+
+class Later(KeyDoor):
+    """Answers until it is told to hang."""
+
+    hangs = False
+
+    @classmethod
+    def tasks(cls, split: str, seed: int) -> Iterator[Task]:
+        """Hang when told to."""
+        if cls.hangs:
+            _hang()
+        yield from super().tasks(split, seed)
+
+    @classmethod
+    def gold_answer(cls, task: Task) -> str | None:
+        """Hang when told to."""
+        if cls.hangs:
+            _hang()
+        return "red"

@@ -10,6 +10,7 @@ import typer
 from kifu.cli.commands import COMMANDS
 from kifu.cli.console import INTERRUPTED
 from kifu.cli.deferred import defer
+from kifu.cli.interrupted import interrupted_message, was_told
 
 app = typer.Typer(name="kifu", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
@@ -38,5 +39,8 @@ def main() -> None:
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # standard error shows kifu's own progress
     try:
         app(prog_name="kifu")
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit) as ended:  # typer makes the one the other where no command caught it
+        if isinstance(ended, SystemExit) and (ended.code != INTERRUPTED or was_told()):
+            raise
+        sys.stderr.write(f"error: {interrupted_message()}\n")
         sys.exit(INTERRUPTED)

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from kifu.cli.interrupted import interrupted_message, told
 from kifu.dashboard.text import printable
 from kifu.errors import KifuError, StorageError
 
@@ -124,7 +125,7 @@ def guarded(command: Callable[Parameters, None]) -> Callable[Parameters, None]:
         except KifuError as error:
             raise _failed(str(error), error.exit_code, error, as_json=as_json) from error
         except KeyboardInterrupt as stopped:
-            raise _failed("interrupted", INTERRUPTED, None, as_json=as_json) from stopped
+            raise _failed(interrupted_message(), INTERRUPTED, None, as_json=as_json) from stopped
         except (typer.Exit, typer.Abort, BrokenPipeError):
             raise
         except OSError as error:
@@ -154,6 +155,8 @@ def _alone() -> Iterator[None]:
 def _failed(message: str, code: int, error: BaseException | None, *, as_json: bool) -> typer.Exit:
     if error is not None and os.environ.get("KIFU_DEBUG") == "1":
         progress().print_exception()
+    if code == INTERRUPTED:
+        told()
     progress().print(Text(f"error: {printable(message)}"))
     if as_json:
         document({"error": printable(message), "exit_code": code})

@@ -5,6 +5,7 @@ from importlib import import_module
 import typer
 
 from kifu.cli.console import guarded
+from kifu.cli.interrupted import runs
 from kifu.errors import UsageError
 
 
@@ -42,4 +43,5 @@ def defer(app: typer.Typer, name: str, *, where: str, summary: str) -> None:
     )
     @guarded
     def run(context: typer.Context) -> None:
+        runs(context.command_path)
         load(where, command=context.command_path)(args=context.args, prog_name=context.command_path)

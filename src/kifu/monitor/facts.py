@@ -20,7 +20,16 @@ GATEWAY = "gateway"
 _ADVICE = "It is only ever replaced whole, so something else changed it; restore it from a copy."
 
 _TEXT = ("name", "kifu", "protocol", PROTOCOL_FILE, "relative_to", "status", "head", "plan_head", "versions_head")
-_TABLES = ("experiment", "machine", "algorithm_card", "engine", "reward_model", "coverage", GATEWAY)
+_TABLES = (
+    "experiment",
+    "machine",
+    "algorithm_card",
+    "engine",
+    "reward_model",
+    "coverage",
+    "environment_source",
+    GATEWAY,
+)
 _LISTS = ("stages", "evaluations", "symbols")
 _BEGUN = ("name", "seed", "kifu", "protocol", "experiment", "relative_to", "machine")
 """What a run of an experiment has from its first moment."""
@@ -47,6 +56,8 @@ class RunFacts:
     machine: Mapping[str, Any]
     start: str | None
     """Digest of the weights that ``policy.from`` named."""
+    environment_source: Mapping[str, str]
+    """Digest of every file of a user's environment; empty for a built-in one."""
 
 
 def read_facts(path: Path) -> dict[str, Any]:
@@ -98,6 +109,7 @@ def begun_facts(facts: Mapping[str, Any], *, path: Path) -> RunFacts:
         relative_to=Path(facts["relative_to"]),
         machine=facts["machine"],
         start=facts.get("start"),
+        environment_source=facts.get("environment_source", {}),
     )
 
 

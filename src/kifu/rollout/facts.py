@@ -6,6 +6,7 @@ sampled is encoded again.
 Axes: ``T`` tokens of a request, ``N`` scored tokens, ``K`` turns.
 """
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, assert_never
@@ -32,7 +33,7 @@ class Scoring:
     scorer: Sampler
     """Its present weights answer."""
     gold: Callable[[Task], str | None]
-    """The environment's gold answer; None where a task has none."""
+    """The environment's gold answer; None where a task has none. Asked on a thread of its own."""
 
 
 class Prompt(NamedTuple):
@@ -82,7 +83,7 @@ async def with_facts(trajectory: Trajectory, told: Conversation, *, task: Task, 
         return trajectory
     if isinstance(rule, GoldScores):
         with crossing(EnvironmentFailure, f"asking for the gold answer of {task.id}"):
-            answer = scoring.gold(task)
+            answer = await asyncio.to_thread(scoring.gold, task)
         if answer is None or not answer:
             raise EnvironmentFailure(f"task {task.id} has no gold answer, and the method scores one at every turn")
     with crossing(EngineFailure, f"laying out {type(rule).__name__} of {trajectory.id}"):

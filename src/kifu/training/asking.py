@@ -33,7 +33,7 @@ def asked_of(stage: Stage, prepared: Prepared, *, sampler: Sampler, seed: int, f
         seed: of the run.
         first: weights the stage began with; None for those of the model.
     """
-    rule, gold = stage.algorithm.plan.scores, prepared.environment.gold_answer
+    rule, gold = stage.algorithm.plan.scores, prepared.gold_answer
     if isinstance(rule, NoScores):
         return Asked()
     if isinstance(rule, GoldScores) and rule.weights == "initial":

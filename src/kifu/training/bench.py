@@ -111,7 +111,8 @@ class Bench:
 
     def demonstration(self, index: int) -> Task:
         """The ``index``-th task that is demonstrated in a warm start; prompts take theirs from before these."""
-        return demonstration_task(self.prepared.environment, _PROMPT_EXAMPLES + self.seed * _PER_RUN + index)
+        at, limit_s = _PROMPT_EXAMPLES + self.seed * _PER_RUN + index, self.prepared.tool_seconds
+        return demonstration_task(self.prepared.environment, at, limit_s=limit_s)
 
     def bring_up(self, stage: Stage, *, initial: Weights | None) -> Engine:
         """Make the engine of a stage; the one before is let go first."""

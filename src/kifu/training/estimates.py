@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from kifu.credit.scored import GoldScores, NoScores, ScoredFacts
-from kifu.envs.declared import asking
 from kifu.envs.waiting import to_end
 from kifu.errors import BoundaryError, KifuError, StorageError
 from kifu.policy import Sampler, ScoreRequest
@@ -96,8 +95,7 @@ class Estimates:
             if task is None:
                 return (), f"facts: the environment no longer makes task `{trajectory.task.id}` from its seed"
             if isinstance(rule, GoldScores):
-                with asking(f"environment `{prepared.environment.__name__}`, asking for the gold answer of {task.id}"):
-                    answer = prepared.environment.gold_answer(task)
+                answer = prepared.gold_answer(task)
             told = Conversation(messages=(), prompts=(), renderer=renderer)
             if needs_text:
                 told = await retell(prepared.setting, trajectory, task=task)

@@ -57,7 +57,7 @@ def evaluate(
         ExperimentError: no such split, or it has too few tasks.
     """
     wanted, root = evaluation or Evaluation(), Path(root)
-    with opened(root, experiment=experiment) as run:
+    with opened(root, experiment=experiment, same_code=True) as run:
         layer = run.prepared.experiment.evaluation
         wanted = Evaluation(
             checkpoint=run.version(wanted.checkpoint),

@@ -106,6 +106,7 @@ def freeze(
     identity: Identity,
     tools: tuple[str, ...],
     tasks_digest: str | None = None,
+    source: Mapping[str, str] | None = None,
     stored: Mapping[str, str] | None = None,
     stages: Sequence[Mapping[str, Any]] = (),
     libraries: Mapping[str, str] | None = None,
@@ -120,12 +121,16 @@ def freeze(
         identity: digests of the policy.
         tools: names of the tools, as an instance lists them before its first reset.
         tasks_digest: SHA-256 of the task file, where tasks come from a file.
+        source: SHA-256 of every file of the environment's code; empty for a built-in one.
         stored: digest of the manifest of every run it learns from, by the path it replaces.
         stages: every stage as JSON, where the experiment lists them.
         libraries: versions of foreign libraries in use.
     """
     tables: Tables = {
-        "environment": _environment(experiment, environment, tasks_digest=tasks_digest, libraries=libraries or {}),
+        "environment": {
+            **_environment(experiment, environment, tasks_digest=tasks_digest, libraries=libraries or {}),
+            **({"source": dict(source)} if source else {}),
+        },
         "policy": _policy(experiment, identity, tools),
         "record": _record(experiment),
         "credit": {

@@ -78,18 +78,19 @@ class OpenedRun:
 
 
 @contextmanager
-def opened(root: Path, *, experiment: Loaded | None = None) -> Iterator[OpenedRun]:
+def opened(root: Path, *, experiment: Loaded | None = None, same_code: bool = False) -> Iterator[OpenedRun]:
     """Open a run to look at it; another process may be writing it.
 
     Args:
         root: the run folder.
         experiment: the experiment again, for runs started from Python with objects a file cannot name.
+        same_code: whether the environment's files must be those the run began with, as for whoever acts in it.
 
     Raises:
         StorageError: no run there.
         ExperimentError: the experiment of the folder cannot be rebuilt here.
     """
-    folder, prepared = reopen(root, environment=experiment)
+    folder, prepared = reopen(root, environment=experiment, same_code=same_code)
     weights = WeightStore(folder.weights, read_only=True)
     try:
         yield OpenedRun(folder=folder, prepared=prepared, seed=begun(folder).seed, weights=weights)

@@ -4,10 +4,9 @@ import hashlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from kifu.envs import Environment, Task
 from kifu.envs.declared import asking, check_declared, tool_names
 from kifu.envs.questions import Questions, asked, questions
 from kifu.envs.registry import resolve_environment
+from kifu.envs.source import source_of
 from kifu.errors import ExperimentError
 from kifu.models import ModelFolder, pull
 from kifu.policy import EngineSpec, FullWeights, LoraWeights, Machine, Weights
@@ -32,7 +32,7 @@ from kifu.training.machine import resolve_machine
 from kifu.training.stages import Stage, check_stage, stages_of
 from kifu.training.starting import start_digest
 from kifu.training.stored import stored_heads, stored_names
-from kifu.training.suited import check_budget, check_refreshable, check_scored, check_values, room_for
+from kifu.training.suited import check_budget, check_refreshable, check_scored, check_values, gold_of, room_for
 from kifu.training.tasks import (
     GeneratedTasks,
     ListedTasks,
@@ -41,6 +41,7 @@ from kifu.training.tasks import (
     demonstration_task,
     hold_out,
     parse_splits,
+    task_at,
     tasks_digest,
 )
 
@@ -69,11 +70,18 @@ class Prepared:
     """Ids of a symbolic policy; 0 for a language model."""
     start: str | None = None
     """Digest of the weights the run begins with, where ``policy.from`` names another run."""
+    source: Mapping[str, str] = field(default_factory=dict)
+    """Digest of every file of the environment's code, see `source_of`."""
 
     @property
     def experiment(self) -> Experiment:
         """The six layers."""
         return self.loaded.experiment
+
+    @property
+    def tool_seconds(self) -> float:
+        """Seconds the environment may take for one answer."""
+        return _limit(self.experiment)
 
     def evaluation_setting(self) -> Setting:
         """As for collecting, decoded as layer 6 says."""
@@ -90,16 +98,33 @@ class Prepared:
             generate=self.environment.tasks,
             ranges=parse_splits(self.experiment.environment.splits),
             seed=seed,
-            limit_s=_limit(self.experiment),
+            limit_s=self.tool_seconds,
         )
 
     def task_of(self, trajectory: Trajectory) -> Task | None:
-        """The task of a record: the listed one of its id, else made again from its seed; None when it differs."""
+        """The task of a record: the listed one of its id, else made again from its seed; None when it differs.
+
+        Raises:
+            EnvironmentFailure: the environment raised, or took longer than the experiment allows.
+        """
         listed = [task for task in self.loaded.tasks if task.id == trajectory.task.id]
         if listed:
             return listed[0]
-        made = self.environment.tasks(trajectory.task.split, trajectory.environment.seed)
-        return next((task for task in islice(made, 1) if task.id == trajectory.task.id), None)
+        made = task_at(
+            self.environment.tasks,
+            split=trajectory.task.split,
+            seed=trajectory.environment.seed,
+            limit_s=self.tool_seconds,
+        )
+        return made if made is not None and made.id == trajectory.task.id else None
+
+    def gold_answer(self, task: Task) -> str | None:
+        """What the environment holds to be the right answer; None where a task has none.
+
+        Raises:
+            EnvironmentFailure: the environment raised, or took longer than the experiment allows.
+        """
+        return gold_of(self.environment, task, limit_s=self.tool_seconds)
 
     def demonstrator(self, noise: float) -> Callable[[Task, int], Script]:
         """A scripted demonstrator of the environment's tasks.
@@ -109,7 +134,7 @@ class Prepared:
         """
 
         def demonstrate(task: Task, seed: int) -> Script:
-            return _script(self.environment, task, seed=seed, noise=noise, limit_s=_limit(self.experiment))
+            return _script(self.environment, task, seed=seed, noise=noise, limit_s=self.tool_seconds)
 
         return demonstrate
 
@@ -133,12 +158,13 @@ class Prepared:
         return replace(spec, model=str(self.model.path), weights=weights)
 
 
-def prepare(loaded: Loaded, *, start: str | None = None) -> Prepared:
+def prepare(loaded: Loaded, *, start: str | None = None, source: Mapping[str, str] | None = None) -> Prepared:
     """Resolve every name of the experiment, freeze the protocol and refuse what cannot work.
 
     Args:
         loaded: the experiment.
         start: digest of the weights that ``policy.from`` named when the run began; looked up when None.
+        source: digests of the environment's code when the run began; made of its files when None.
 
     Raises:
         ExperimentError: a layer is missing something or contradicts another.
@@ -166,7 +192,7 @@ def prepare(loaded: Loaded, *, start: str | None = None) -> Prepared:
         history=str(renderer.digests.extra.get("history", "append/1")),
         start=start,
     )
-    names = stored_names(experiment)
+    names, source = stored_names(experiment), source_of(environment) if source is None else source
     protocol = freeze(
         experiment,
         environment=environment,
@@ -175,6 +201,7 @@ def prepare(loaded: Loaded, *, start: str | None = None) -> Prepared:
         identity=identity,
         tools=tools,
         tasks_digest=loaded.tasks_digest,
+        source=source,
         stored=dict(zip(names, stored_heads(names, loaded.folder), strict=True)),
         stages=[stage.to_json() for stage in stages] if experiment.stages else (),
         libraries=_versions(),
@@ -204,6 +231,7 @@ def prepare(loaded: Loaded, *, start: str | None = None) -> Prepared:
         model=model,
         vocabulary=renderer.vocab_size if isinstance(renderer, SymbolRenderer) else 0,
         start=start,
+        source=source,
     )
     _check_tasks(prepared)
     return prepared

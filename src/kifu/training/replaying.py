@@ -61,7 +61,7 @@ def replay_run(
     Raises:
         StorageError: no run there, or no such record.
     """
-    folder, prepared = reopen(Path(root), environment=experiment)
+    folder, prepared = reopen(Path(root), environment=experiment, same_code=False)
     reader = reader_of(folder)
     items = reader.trajectories() if trajectory is None else iter([reader.find(trajectory)])
     found: dict[str, Replayed] = {}

@@ -12,11 +12,13 @@ from typing import Any
 
 import tomlkit
 
+from kifu.envs.source import source_of
 from kifu.envs.waiting import to_end
 from kifu.errors import (
     AlteredError,
     EngineFailure,
     ExperimentError,
+    InterruptedRun,
     KifuError,
     LockedError,
     ModelError,
@@ -69,6 +71,7 @@ def train(loaded: Loaded, *, out: Path | None = None, seed: int = 0, quiet: bool
         ExperimentError: the protocol is incomplete or contradictory; nothing was written.
         StorageError: the folder is taken or the disk is full.
         ModelError: the engine cannot be brought up; the folder is as it was.
+        InterruptedRun: Ctrl-C; its folder can be resumed, or is gone where nothing had begun.
         KifuError: whatever stopped the run; its folder can be resumed.
     """
     check_seed(seed, where=loaded.name)
@@ -85,6 +88,13 @@ def train(loaded: Loaded, *, out: Path | None = None, seed: int = 0, quiet: bool
         return _drive(prepared, folder, seed=seed, quiet=quiet)
     except LockedError:
         raise
+    except KeyboardInterrupt as stopped:
+        if read_chain(folder.weights / VERSIONS).lines:
+            raise _interrupted(root) from stopped
+        discard(folder)
+        raise InterruptedRun(
+            f"interrupted before the run began, and nothing of it was kept; start it again, {root} is free"
+        ) from stopped
     except (EngineFailure, UsageError, ModelError, StorageError, OSError) as stopped:
         if read_chain(folder.weights / VERSIONS).lines:
             raise
@@ -114,15 +124,24 @@ def resume(root: Path, *, environment: Loaded | None = None, quiet: bool = False
     altered = protocol_problem(folder)
     if altered is not None:
         raise AlteredError(altered)
-    return _drive(prepared, folder, seed=begun(folder).seed, quiet=quiet)
+    try:
+        return _drive(prepared, folder, seed=begun(folder).seed, quiet=quiet)
+    except KeyboardInterrupt as stopped:
+        raise _interrupted(root) from stopped
 
 
-def reopen(root: Path, *, environment: Loaded | None = None) -> tuple[RunFolder, Prepared]:
+def _interrupted(root: Path) -> InterruptedRun:
+    """What a Ctrl-C leaves that does not wait for the loop to stop."""
+    return InterruptedRun(f"interrupted; what was accepted is kept and `kifu resume {root}` goes on")
+
+
+def reopen(root: Path, *, environment: Loaded | None = None, same_code: bool = True) -> tuple[RunFolder, Prepared]:
     """The folder of a run and its experiment, prepared again and found to be the same.
 
     Args:
         root: the run folder.
         environment: the experiment again, for runs started from Python with objects a file cannot name.
+        same_code: whether the environment's files must be those the run began with, as for whoever acts in it.
 
     Raises:
         StorageError: no run there.
@@ -130,13 +149,37 @@ def reopen(root: Path, *, environment: Loaded | None = None) -> tuple[RunFolder,
     """
     folder = RunFolder.open(root)
     facts = begun(folder)
-    prepared = prepare(environment if environment is not None else _loaded(facts, root), start=facts.start)
+    loaded = environment if environment is not None else _loaded(facts, root)
+    prepared = prepare(loaded, start=facts.start, source=facts.environment_source)
+    if same_code and facts.environment_source:
+        _check_source(root, facts, prepared)
     if prepared.protocol.hash != facts.protocol:
         raise ExperimentError(
             f"{root}: the run's protocol is {facts.protocol[:12]}, here it would be {prepared.protocol.hash[:12]}. "
             "The environment, model or a library differs from when the run began; go on with the same, or start anew."
         )
     return folder, prepared
+
+
+def _check_source(root: Path, facts: RunFacts, prepared: Prepared) -> None:
+    """Refuse to act in an environment whose code is not that of the run.
+
+    Raises:
+        ExperimentError: a file is another one, gone, or new; all of them are named.
+    """
+    before, now = facts.environment_source, source_of(prepared.environment)
+    changed = [
+        f"`{name}` is {now.get(name, 'gone')[:12]}, was {before.get(name, 'not there')[:12]}"
+        for name in sorted({*before, *now})
+        if before.get(name) != now.get(name)
+    ]
+    if changed:
+        raise ExperimentError(
+            f"{root}: the code of environment `{prepared.environment.__name__}` differs from when the run began: "
+            f"{'; '.join(changed)} (SHA-256). Put it back as it was to go on with this run or to evaluate it; for the "
+            "changed environment give the class another `version` and start a new run. Reading, auditing, replaying "
+            "and exporting the run still work."
+        )
 
 
 def _facts(prepared: Prepared, seed: int) -> dict[str, Any]:
@@ -163,6 +206,7 @@ def _facts(prepared: Prepared, seed: int) -> dict[str, Any]:
         "machine": {**asdict(prepared.machine), "cpu": cpu.name, "cores": cpu.cores},
         "model": None if prepared.model is None else str(prepared.model.path),
         "start": prepared.start,
+        "environment_source": dict(prepared.source),
         "status": "running",
     }
 
@@ -274,6 +318,9 @@ def _finish(bench: Bench, *, store: RunStore, plans: PlanLog, observer: Observer
         loop = Loop(bench, store=store, plans=plans, planned=planned, progress=progress, observer=observer)
         to_end(_run(loop, bench, progress), stop=loop.stop)
         status = "finished"
+    except KeyboardInterrupt:
+        status = "interrupted"
+        raise
     except KifuError as stopped:
         status = "interrupted" if stopped.exit_code == 130 else f"stopped: {stopped}"
         if loop is not None and loop.progress.step and not isinstance(stopped, StorageError):

@@ -71,18 +71,32 @@ def check_scored(stage: Stage, experiment: Experiment, *, environment: type[Envi
         )
     if not isinstance(scores, GoldScores):
         return
-    found = asked(
-        f"environment `{environment.__name__}`",
-        f"asking for the gold answer of {task.id}",
-        lambda: environment.gold_answer(task),
-        limit_s=experiment.environment.collector_limits.tool_seconds,
-    )
+    found = gold_of(environment, task, limit_s=experiment.environment.collector_limits.tool_seconds)
     if found is None or not found:
         raise ExperimentError(
             f"credit.algorithm = `{name}` scores the gold answer before every turn, and environment "
             f"`{experiment.environment.name}` has none for task {task.id}; define `gold_answer(task)`, or choose a "
             "method that does without, such as grpo"
         )
+
+
+def gold_of(environment: type[Environment], task: Task, *, limit_s: float) -> str | None:
+    """The environment's gold answer; None where a task has none.
+
+    Args:
+        environment: tells it.
+        task: whose answer.
+        limit_s: seconds that may take.
+
+    Raises:
+        EnvironmentFailure: it raised, or took longer.
+    """
+    return asked(
+        f"environment `{environment.__name__}`",
+        f"asking for the gold answer of {task.id}",
+        lambda: environment.gold_answer(task),
+        limit_s=limit_s,
+    )
 
 
 def check_refreshable(stage: Stage, environment: type[Environment]) -> None:

@@ -84,6 +84,22 @@ def _first(tasks: Iterable[object]) -> Task | None:
     return None
 
 
+def task_at(generate: Generator, *, split: str, seed: int, limit_s: float) -> Task | None:
+    """The task an environment makes of a seed; None when it makes none.
+
+    Args:
+        generate: the environment's ``tasks``.
+        split: to ask for.
+        seed: of the task.
+        limit_s: seconds that may take.
+
+    Raises:
+        EnvironmentFailure: it raised, or took longer.
+    """
+    what = f"listing the task of seed {seed} of split `{split}`"
+    return asked("environment", what, lambda: _first(generate(split, seed)), limit_s=limit_s)
+
+
 class TaskSource(Protocol):
     """Tasks by place, the same for every process that knows the seed."""
 
@@ -122,8 +138,7 @@ class GeneratedTasks:
         return self._at(split, span.first + index)
 
     def _at(self, split: str, seed: int) -> Task:
-        what = f"listing the task of seed {seed} of split `{split}`"
-        found = asked("environment", what, lambda: _first(self.generate(split, seed)), limit_s=self.limit_s)
+        found = task_at(self.generate, split=split, seed=seed, limit_s=self.limit_s)
         if found is None:
             raise ExperimentError(f"the environment lists no task for seed {seed} of split `{split}`")
         return found

@@ -1,0 +1,56 @@
+"""Ctrl-C anywhere in a command: what was interrupted, what to do, exit code 130, no traceback."""
+
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Write = Callable[..., Path]
+
+_PRESSED = """
+import os, signal, sys
+import {module} as module
+
+def pressed(*args, **kwargs):
+    os.kill(os.getpid(), signal.SIGINT)
+    raise AssertionError("the signal comes first")
+
+module.{name} = pressed
+from kifu.cli import main
+main()
+"""
+
+
+def _interrupt(module: str, name: str, *arguments: str) -> tuple[int, str]:
+    """Run a command that is sent SIGINT the moment it calls ``module.name``."""
+    program = _PRESSED.format(module=module, name=name)
+    child = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True)
+    return child.returncode, child.stderr
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "arguments", "says"),
+    [
+        ("kifu.cli.audit", "audit_run", ("audit", "RUN"), "`kifu audit` had not finished. It changes nothing"),
+        ("kifu.cli.report", "write_report", ("report", "RUN"), "`kifu report` had not finished. No page was written"),
+        ("kifu.cli.evaluate", "evaluate_run", ("eval", "RUN"), "`kifu eval` had not finished. No result was written"),
+        ("kifu.training.run", "prepare", ("train", "FILE"), "`kifu train` had not finished. The run had not begun"),
+        ("kifu.training.run", "_drive", ("train", "FILE"), "nothing of it was kept; start it again"),
+        ("kifu.cli.deferred", "load", ("doctor",), "`kifu doctor` had not finished."),
+    ],
+)
+def test_an_interrupted_command_says_what_it_left(
+    experiment: Write, tmp_path: Path, module: str, name: str, arguments: tuple[str, ...], says: str
+) -> None:
+    run = tmp_path / "run"
+    given = [{"RUN": str(run), "FILE": str(experiment())}.get(word, word) for word in arguments]
+    if given[0] == "train":
+        given += ["--profile", "check", "--out", str(run)]
+
+    code, errors = _interrupt(module, name, *given)
+
+    assert (code, says in errors, "Traceback" in errors) == (128 + signal.SIGINT, True, False), errors
+    assert not run.exists() or not list(run.iterdir())
