@@ -327,7 +327,7 @@ def _check_stillness(bench: _Bench, rows: Sequence[Row]) -> str:
     pupil = Pupil(bench.policy)
     bench.expect(pupil.step(rows, objective), f"a step for {' and '.join(beside)}", "none was applied")
     return (
-        f"{said}no gradient of the surrogate; {' and '.join(beside)} still teach, and their step carries moments and "
+        f"{said}no gradient of the surrogate; left to teach: {' and '.join(beside)}, whose step carries moments and "
         "decay; where the critic is right and nothing else is added, nothing moves"
     )
 
