@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import time
 from pathlib import Path
 
@@ -177,3 +178,25 @@ def test_a_factory_another_process_cannot_import_is_refused() -> None:
         GuardedEnvironment(lambda: ENVIRONMENTS["corridor"](), isolation="process")
     with pytest.raises(UsageError, match="isolation"):
         GuardedEnvironment(ENVIRONMENTS["corridor"], isolation="container")
+
+
+async def test_a_child_killed_from_outside_is_an_environment_failure_that_names_the_signal(
+    hostile: type[Environment],
+) -> None:
+    """Killed while it waits for the next call, as a system short of memory does."""
+    guard = GuardedEnvironment(hostile, isolation="process")
+    before = _children()
+    await guard.reset(TASK, 0)
+    (child,) = _children() - before
+    os.kill(child, signal.SIGKILL)
+
+    with pytest.raises(EnvironmentFailure, match=r"was killed by signal 9 .*want of memory"):
+        await guard.call(ToolCall(name="act", arguments={"how": "print"}))
+
+    await guard.close()
+    assert child not in _children()
+
+
+def _children() -> set[int]:
+    listed = Path(f"/proc/{os.getpid()}/task").glob("*/children")
+    return {int(pid) for path in listed for pid in path.read_text().split()}

@@ -7,6 +7,7 @@ variables, so no secret of the parent reaches it, and ends when the parent does.
 import inspect
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -166,7 +167,10 @@ class _Child:
         self._notes.seek(0, os.SEEK_END)
         self._notes.seek(max(0, self._notes.tell() - 1000))
         said = visible(self._notes.read()).strip()
-        return f"the process ended with code {self._process.returncode}" + (f"; it said: {said}" if said else "")
+        code = self._process.returncode
+        how = f"was killed by signal {-code}" if code is not None and code < 0 else f"ended with code {code}"
+        hint = " (from outside, or by the system for want of memory)" if code == -signal.SIGKILL else ""
+        return f"the process {how}{hint}" + (f"; it said: {said}" if said else "")
 
     def close(self) -> None:
         """Ask the child to close and end; kill it when it does not."""
