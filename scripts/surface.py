@@ -165,10 +165,10 @@ def _members(node: ast.ClassDef) -> Iterator[Member]:
 
 
 def _statements(tree: ast.Module) -> Iterator[ast.stmt]:
-    """Top-level statements, those inside a top-level ``if`` (TYPE_CHECKING) included."""
+    """Top-level statements, those inside a top-level ``if`` (TYPE_CHECKING) or ``try`` included."""
     for node in tree.body:
         yield node
-        if isinstance(node, ast.If):
+        if isinstance(node, ast.If | ast.Try):
             yield from node.body
 
 
