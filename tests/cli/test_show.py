@@ -1,6 +1,8 @@
 """`kifu show` and `kifu report`: every token with its origin, and hostile text that only shows."""
 
+import html
 import json
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -79,3 +81,15 @@ def test_a_report_of_hostile_text_holds_no_script(kifu: Kifu, hostile: Path) -> 
     assert "<script" not in page.lower()
     assert "&lt;script&gt;" in page
     assert [char for char in ("\x1b", "\x07", "\u202e") if char in page] == []
+
+
+def test_a_report_says_what_state_action_reward_and_decision_model_are(kifu: Kifu, copied: Path) -> None:
+    """What the experiment names stands on the page as the frozen protocol holds it."""
+    frozen = tomllib.loads((copied / "protocol.toml").read_text())
+    world, credit = frozen["environment"], frozen["credit"]
+    named = [world[name] for name in ("initial_states", "observations", "hidden", "action", "decision_model")]
+    named += [credit["final_check"], credit["partial_credit"]]
+    found = kifu("report", copied, "--json")
+    page = Path(json.loads(found.stdout)["report"]).read_text()
+    assert all(isinstance(text, str) and text for text in named)
+    assert [text for text in named if html.escape(text) not in page] == []
