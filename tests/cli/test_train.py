@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -254,6 +255,7 @@ def test_attempts_the_collector_cut_are_told_beside_the_figure(kifu: Kifu, exper
     trained = kifu("train", path, "--profile", "check", "--out", out)
     assert trained.exit_code == 0, trained.stderr
     assert "of 4 attempts were cut by the collector (turn_limit " in trained.stdout
+    assert re.search(r"\(4 tasks; ([1-4]) of 4 attempts cut: \1 by turn_limit\)", trained.stderr)
     assert "of 2 attempts were cut by the collector (turn_limit " in kifu("eval", out, "--tasks", 2).stdout
 
 

@@ -162,6 +162,11 @@ class TestTasksOfARun:
         with pytest.raises(ExperimentError, match="found split `train`, asked for `held_out`"):
             self.check(lambda split, seed: Task(id=f"{seed}", seed=seed))
 
+    def test_a_split_that_goes_on_to_the_next_seed_repeats_tasks_and_is_refused(self) -> None:
+        """Whoever skips a seed gives the next one's task for it: two places, one task."""
+        with pytest.raises(ExperimentError, match="two of its places hold the same task `held_out/5000001`"):
+            self.check(lambda split, seed: Task(id=f"{split}/{seed | 1}", split=split, seed=seed | 1))
+
     def test_a_task_that_is_trained_on_is_not_held_out(self) -> None:
         with pytest.raises(ExperimentError, match="of split `held_out` is also trained on"):
             self.check(lambda split, seed: Task(id=f"room {seed % 5}", split=split, seed=seed % 5))

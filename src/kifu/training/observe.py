@@ -134,7 +134,7 @@ class Observer:
             self._pending |= {"evaluation/states_in_data": met.states, "evaluation/actions_in_data": met.actions}
         mean = "no verdict" if found["mean"] is None else f"{found['mean']:.2f}"
         interval = "" if found["mean"] is None else f" [{found['low']:.2f}, {found['high']:.2f}]"
-        self.say(f"{split}  version {version}  success {mean}{interval}  ({summary.tasks} tasks)")
+        self.say(f"{split}  version {version}  success {mean}{interval}  ({summary.tasks} tasks{_cuts(trajectories)})")
 
     def end(self, seen: StepSeen) -> None:
         """A step is closed: one line of metrics, one of progress."""
@@ -243,3 +243,10 @@ def _ledger(ledger: Ledger) -> dict[str, int | bool]:
         "closing": ledger.closing.attempts,
         "closed": ledger.is_closed,
     }
+
+
+def _cuts(trajectories: Sequence[Trajectory]) -> str:
+    """How many attempts the collector cut, and by what: a success that was cut short was none."""
+    reasons = Counter(str(item.outcome.reason) for item in trajectories if item.outcome.truncated)
+    named = ", ".join(f"{count} by {reason}" for reason, count in sorted(reasons.items()))
+    return f"; {reasons.total()} of {len(trajectories)} attempts cut: {named}" if reasons else ""

@@ -185,8 +185,8 @@ def check_tasks(source: TaskSource, *, split: str, evaluated: int, trained: int)
         trained: tasks to train on, of which the first ones are made.
 
     Raises:
-        ExperimentError: a task of another split than was asked for, tasks of different content under one id, or a
-            task that is both trained on and evaluated with the same seed.
+        ExperimentError: a task of another split than was asked for, tasks of different content under one id, a task
+            that is evaluated at two places, or one that is both trained on and evaluated with the same seed.
     """
     train: dict[str, Task] = {}
     for index in range(max(1, min(trained, _CHECKED))):
@@ -194,6 +194,12 @@ def check_tasks(source: TaskSource, *, split: str, evaluated: int, trained: int)
     held: dict[str, Task] = {}
     for index in sorted({*range(min(evaluated, _CHECKED)), evaluated - 1}):
         task = source.evaluation(split, index)
+        if task.id in held and task.seed == held[task.id].seed:
+            raise ExperimentError(
+                f"split `{split}`: two of its places hold the same task `{task.id}` with seed {task.seed}; evaluations "
+                "count each once. `tasks(split, seed)` of the environment must begin with a task of that very seed, so "
+                "draw again from the same seed instead of going on to the next one"
+            )
         _note(task, among=held, split=split)
         if split != "train" and task.id in train and task.seed == train[task.id].seed:
             raise ExperimentError(
