@@ -53,6 +53,7 @@ def gateway(
     warning = check_binding(host, admin_key=admin)
     if warning is not None:
         progress().print(warning)
+    progress().print(f"loading     {model}")
     folder = pull(model)
     engine = build_engine(
         "hf",
