@@ -254,7 +254,7 @@ def ending(run: Path) -> tuple[list[str], list[object], list[object]]:
 def test_a_killed_run_ends_as_if_nobody_had_touched_it(
     load: Callable[..., Loaded], kill_and_resume: Callable[..., None], tmp_path: Path
 ) -> None:
-    """A recurrent policy, killed while it samples in the states of demonstrations."""
+    """A recurrent policy, killed inside a round, between sampling in the states of demonstrations and its update."""
     source, one, two = tmp_path / "source", tmp_path / "one", tmp_path / "two"
     warm = "{ type = 'demonstrations', steps = 1, traces_per_step = 4, noise = 0.0, "
     warm += "optimizer = { type = 'adamw', learning_rate = 1e-9 } }"
@@ -269,7 +269,7 @@ def test_a_killed_run_ends_as_if_nobody_had_touched_it(
         "update.prompts_per_step=2",
     )
     train(load(*overrides), out=one, quiet=True)
-    kill_and_resume(two, *overrides, crash_at="wal.after_fsync#9")
+    kill_and_resume(two, *overrides, crash_at="plan.after_line#2")
 
     assert ending(two) == ending(one)
     assert sum(bucket == "trained" for line in read_plan(two) for bucket in line.buckets.values()) > 0
