@@ -156,7 +156,7 @@ BREAKS = {
     ),
     "write without end": (
         "output_limit",
-        "sys.stdout.write('x' * (4 << 20))\nreturn True",
+        "sys.stdout.write('x' * (7 << 20))\nreturn True",
         {"output_kill_bytes": MB, "output_keep_bytes": 8 * MB},
         "output_limit",
     ),
