@@ -173,5 +173,8 @@ class Capabilities:
     network: bool = False
     effects: bool = False
     """Its calls act outside of this process's memory, in a box, a database or a browser: a run logs each of them."""
+    in_process: bool = False
+    """Its verdicts are made in the interpreter that runs what the policy wrote, where it can read what is expected. A
+    run trains on them only where its experiment says so."""
     continuing: bool = False
     """An endless interaction: episodes are segments, and only the collector's cut ends one."""

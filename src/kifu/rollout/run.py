@@ -35,6 +35,7 @@ from kifu.rollout.facts import Conversation, Scoring, with_facts
 from kifu.rollout.session import EFFECTS_HEAD, Script, Session
 from kifu.rollout.setting import Setting
 from kifu.sandbox import EffectHead, EffectLog
+from kifu.verify.repository import ASSURANCE as IN_PROCESS
 
 _REASONS: dict[type[BoundaryError], StopReason] = {
     EnvironmentFailure: StopReason.ENV_ERROR,
@@ -81,7 +82,7 @@ async def run_rollout(
             if session.outcome is not None and session.outcome.truncated and setting.records_value:
                 final_value = await session.final_value()
             if not _left_in_a_call(session, guard):
-                verdict = await guard.verify()
+                verdict = _taken(await guard.verify(), setting)
                 await _keep_state(setting, guard, session.outcome)
         except BoundaryError as failure:
             session.outcome = Outcome(reason=_REASONS[type(failure)], detail=str(failure)[:2000])
@@ -199,6 +200,20 @@ async def _keep_state(setting: Setting, guard: GuardedEnvironment, outcome: Outc
     if setting.states is not None and outcome is not None and outcome.truncated:
         state, _ = await guard.snapshot()
         await asyncio.to_thread(setting.states.put, canonical_state(state))
+
+
+def _taken(verdict: Verdict, setting: Setting) -> Verdict:
+    """The verdict, where its assurance is one that this run takes.
+
+    Raises:
+        VerifierFailure: it is not; the attempt has no reward.
+    """
+    if verdict.assurance == IN_PROCESS and not setting.takes_in_process:
+        raise VerifierFailure(
+            f"a verdict of {verdict.verifier or 'a verifier'} has assurance `in_process`, and the experiment takes none; "
+            'declare Capabilities(in_process=True), and set environment.assurance = "in_process" to train on it'
+        )
+    return verdict
 
 
 def _left_in_a_call(session: Session, guard: GuardedEnvironment) -> bool:

@@ -73,6 +73,8 @@ class Setting:
     records_value: bool = False
     """Whether the engine has a critic, so that V(h_T) of a cut episode is asked for."""
     isolation: str = "thread"
+    takes_in_process: bool = True
+    """Whether a verdict of assurance ``in_process`` counts; otherwise it is the verifier's failure."""
     states: BlobStore | None = None
     """Where the state at a cut is kept, for environments whose next segment goes on from it; None keeps none."""
     branchable: Branchable | None = None

@@ -56,6 +56,9 @@ class EnvironmentLayer(Layer):
     collector_limits: CollectorLimits = CollectorLimits()
     on_truncation: Literal["exclude", "terminal", "bootstrap"] = "exclude"
     isolation: Literal["thread", "process"] = "thread"
+    assurance: Literal["apart", "in_process"] = "apart"
+    """Weakest assurance of a verdict that is trained on. ``apart``: nothing the policy wrote ran where the verdict was
+    made; ``in_process``: also tests that ran in the interpreter of what it wrote, which can read what they expect."""
     failure_rate_limit: float = Field(default=0.2, gt=0, le=1)
     """Share of a step's attempts that may end in an infrastructure error before the run stops."""
 

@@ -32,7 +32,15 @@ from kifu.training.machine import resolve_machine
 from kifu.training.stages import Stage, check_stage, stages_of
 from kifu.training.starting import start_digest
 from kifu.training.stored import stored_heads, stored_names
-from kifu.training.suited import check_budget, check_refreshable, check_scored, check_values, gold_of, room_for
+from kifu.training.suited import (
+    check_assurance,
+    check_budget,
+    check_refreshable,
+    check_scored,
+    check_values,
+    gold_of,
+    room_for,
+)
 from kifu.training.tasks import (
     GeneratedTasks,
     ListedTasks,
@@ -174,6 +182,7 @@ def prepare(loaded: Loaded, *, start: str | None = None, source: Mapping[str, st
     experiment = loaded.experiment
     environment = loaded.environment or resolve_environment(_located(experiment.environment.name, loaded.folder))
     check_declared(environment)
+    check_assurance(environment, experiment)
     loaded = _with_tasks(loaded, environment)
     stages = stages_of(experiment)
     _check_stages(stages, experiment, environment)
@@ -403,6 +412,7 @@ def _setting(
         else _examples(environment, policy.prompt.examples, DIALECTS[policy.dialect], limit_s=_limit(experiment)),
         records_value=isinstance(policy, RecurrentPolicy),
         isolation=layer.isolation,
+        takes_in_process=layer.assurance == "in_process",
     )
 
 

@@ -34,6 +34,20 @@ def check_values(plan: Plan, experiment: Experiment, *, name: str) -> None:
         )
 
 
+def check_assurance(environment: type[Environment], experiment: Experiment) -> None:
+    """Whether the experiment takes the kind of verdict that the environment makes.
+
+    Raises:
+        ExperimentError: it does not say so.
+    """
+    if environment.capabilities.in_process and experiment.environment.assurance != "in_process":
+        raise ExperimentError(
+            f"environment.assurance = `apart`, and environment `{experiment.environment.name}` is judged by tests that "
+            "run in the interpreter of what the policy wrote, which can read what they expect and be paid for it. Look at "
+            '`kifu envs lint TASK`; set assurance = "in_process" in [environment] to train on such verdicts'
+        )
+
+
 def check_budget(stage: Stage) -> None:
     """Whether the budget of a method that allocates rollouts is that of the step.
 
