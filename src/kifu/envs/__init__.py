@@ -1,6 +1,8 @@
 """Environments and tasks: contracts, tools, the built-in suites."""
 
 from kifu.envs.contract import Environment, digest_state
+from kifu.envs.gate import Attempt, Attempts, Gate, Mode, Purpose, Status
+from kifu.envs.gated import Gated
 from kifu.envs.guard import Called, GuardedEnvironment
 from kifu.envs.pool import WorkerPool
 from kifu.envs.registry import ENVIRONMENTS, resolve_environment
@@ -21,15 +23,22 @@ from kifu.envs.view import View
 __all__ = [
     "ENVIRONMENTS",
     "SPLITS",
+    "Attempt",
+    "Attempts",
     "Called",
     "Capabilities",
     "Component",
     "Environment",
+    "Gate",
+    "Gated",
     "GuardedEnvironment",
+    "Mode",
     "Observation",
+    "Purpose",
     "Reply",
     "Snapshot",
     "SnapshotKind",
+    "Status",
     "Task",
     "ToolSpec",
     "View",

@@ -10,6 +10,10 @@ from kifu.sandbox import EffectLog, Pending
 
 KIND = "environment"
 """Kind of these lines; what a box does inside of the call has kinds of its own."""
+IRREVERSIBLE = "irreversible"
+"""Kind of the lines of `kifu.envs.Gated`: a note for an attempt not carried out, two lines around one that is."""
+ATTACK = "attack"
+"""Kind of an environment's notes about an instruction planted in its data; ``phase`` is ``planted`` or ``shown``."""
 
 
 class Effect:
