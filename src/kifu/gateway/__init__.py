@@ -1,11 +1,14 @@
 """A server in front of any sampler that records outside agents, token for token."""
 
 from kifu.gateway.asked import Asked, Choosing, Decoding, Form
+from kifu.gateway.attempting import Case, Terms, attempt
 from kifu.gateway.capture import Capture, Delivered
 from kifu.gateway.captured import Captured, Choice
+from kifu.gateway.endpoint import Endpoint, OutsideAgent, Ran
+from kifu.gateway.forked import Forked
 from kifu.gateway.gateway import Gateway, Opened
 from kifu.gateway.keys import Grant, KeyRing, Role
-from kifu.gateway.outside import Command, Endpoint, Function, Outside, OutsideAgent, Ran, agent
+from kifu.gateway.outside import Command, Function, Outside, agent
 from kifu.gateway.refusal import Refusal
 from kifu.gateway.rollout import Desk, Rollout
 from kifu.gateway.said import Said, SaidCall
@@ -15,6 +18,7 @@ __all__ = [
     "Asked",
     "Capture",
     "Captured",
+    "Case",
     "Choice",
     "Choosing",
     "Command",
@@ -22,6 +26,7 @@ __all__ = [
     "Delivered",
     "Desk",
     "Endpoint",
+    "Forked",
     "Form",
     "Function",
     "Gateway",
@@ -38,5 +43,7 @@ __all__ = [
     "Said",
     "SaidCall",
     "Serving",
+    "Terms",
     "agent",
+    "attempt",
 ]

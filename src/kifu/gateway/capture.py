@@ -266,7 +266,9 @@ class Capture:
     ) -> None:
         made, start = choice.generation, tape.position
         count = int(made.sampled.sum())
-        if choice.withheld is None:
+        if choice.demonstrated:
+            tape.append(Origin.DEMONSTRATION, made.token_ids, turn=turn)
+        elif choice.withheld is None:
             tape.append_generation(
                 made.token_ids,
                 sampled=made.sampled,

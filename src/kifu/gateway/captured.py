@@ -28,6 +28,8 @@ class Choice:
     """A stop string ended it; the client was told the text before the string."""
     withheld: str | None = None
     """Why its tokens are not trainable; None when they are."""
+    demonstrated: bool = False
+    """A demonstrator wrote it in place of the policy."""
 
     @property
     def message(self) -> Message:
@@ -170,6 +172,7 @@ def _choice_to_json(choice: Choice) -> dict[str, Any]:
         "said": choice.said.to_json(),
         "cut": choice.cut,
         "withheld": choice.withheld,
+        "demonstrated": choice.demonstrated,
     }
 
 
@@ -181,6 +184,7 @@ def _choice_from_json(value: Mapping[str, Any]) -> Choice:
         said=Said.from_json(value["said"]),
         cut=value["cut"],
         withheld=value["withheld"],
+        demonstrated=value.get("demonstrated", False),
     )
 
 

@@ -11,7 +11,8 @@ from kifu.gateway.capture import Delivered
 from kifu.gateway.captured import captured_from_json
 from kifu.gateway.keys import Grant, KeyRing, Role, digest, mint
 from kifu.gateway.refusal import Refusal
-from kifu.gateway.rollout import Constrain, Counts, Desk, Rollout
+from kifu.gateway.rollout import Constrain, Counts, Desk, Reached, Rollout
+from kifu.gateway.scripted import Lines
 from kifu.gateway.settings import Serving
 from kifu.policy import Constraint, Generation, Sampler
 from kifu.records import (
@@ -19,6 +20,7 @@ from kifu.records import (
     Costs,
     EnvironmentRef,
     Event,
+    Finish,
     Outcome,
     Provenance,
     RolloutKey,
@@ -143,6 +145,8 @@ class Gateway:
         environment: EnvironmentRef | None = None,
         sampling: Sampling | None = None,
         frozen: bool | None = None,
+        reached: Reached | None = None,
+        lines: Lines | None = None,
     ) -> Opened:
         """Begin a rollout; its keys work when this returns.
 
@@ -152,6 +156,8 @@ class Gateway:
             environment: the world it acts in, as far as the owner knows it.
             sampling: instead of the gateway's own.
             frozen: instead of the gateway's own.
+            reached: which limit of the owner a rollout has reached; not known any more after a restart.
+            lines: a demonstrator's turns, written instead of sampled; not known any more after a restart.
 
         Raises:
             Refusal: the key is taken, or too many rollouts are open.
@@ -172,7 +178,8 @@ class Gateway:
             "keys": [digest(model_key), digest(verdict_key)],
             "opened_at": self.desk.clock(),
         }
-        self._begin(key, entry)
+        self._store.forget(key.id)
+        self._begin(key, entry, reached=reached, lines=lines)
         await asyncio.wrap_future(self._store.note(key.id, entry))
         return Opened(id=key.id, model_key=model_key, verdict_key=verdict_key, path=f"/r/{key.id}")
 
@@ -189,25 +196,40 @@ class Gateway:
         item.verdict = verdict
         await asyncio.wrap_future(self._store.note(name, {"kind": "verdict", "verdict": _verdict_to_json(verdict)}))
 
-    async def seal(self, name: str, outcome: Outcome | None = None) -> Trajectory:
+    async def drop(self, name: str) -> None:
+        """End a rollout without a record; its keys are revoked and its place is free again."""
+        await self._ended(name).close()
+        self._store.forget(name)
+
+    def _ended(self, name: str) -> Rollout:
+        rollout = self.rollout(name)
+        del self._open[name]
+        self.keys.revoke(name)
+        return rollout
+
+    async def seal(
+        self, name: str, outcome: Outcome | None = None, *, environment: EnvironmentRef | None = None
+    ) -> Trajectory:
         """End a rollout: its keys are revoked, calls under way are stopped, its record is durable on return.
 
         Args:
             name: id of the rollout.
-            outcome: how the episode ended; by default as the last turn and the verdict say.
+            outcome: how the episode ended; by default at a limit that was reached, else as the last turn and the
+                verdict say.
+            environment: the world it acted in, where more is known of it now.
         """
         self.rollout(name)
-        item = self._open.pop(name)
-        self.keys.revoke(name)
-        rollout = item.rollout
+        item = self._open[name]
+        rollout = self._ended(name)
         await rollout.close()
         tapes, turns = rollout.capture.build(rollout.num_turns)
-        ended = _outcome(turns, item.verdict) if outcome is None else outcome
+        ended = rollout.cut if outcome is None else outcome
+        ended = _outcome(turns, item.verdict) if ended is None else ended
         now = self.desk.clock()
         trajectory = Trajectory(
             key=rollout.key,
             task=rollout.task,
-            environment=item.environment,
+            environment=environment or item.environment,
             provenance=self._provenance(),
             tapes=tapes,
             turns=turns,
@@ -265,7 +287,14 @@ class Gateway:
             found.append(name)
         return tuple(found)
 
-    def _begin(self, key: RolloutKey, entry: Mapping[str, Any]) -> _Open:
+    def _begin(
+        self,
+        key: RolloutKey,
+        entry: Mapping[str, Any],
+        *,
+        reached: Reached | None = None,
+        lines: Lines | None = None,
+    ) -> _Open:
         sampling: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in entry["sampling"].items()
         }
@@ -275,6 +304,8 @@ class Gateway:
             key=key,
             task=TaskRef(**entry["task"]),
             log=lambda body: self._store.note(key.id, body),
+            reached=reached,
+            lines=lines,
         )
         item = _Open(rollout=rollout, environment=EnvironmentRef(**entry["environment"]), opened_at=entry["opened_at"])
         self._open[key.id] = item
@@ -305,7 +336,7 @@ def _replay(item: _Open, entry: Mapping[str, Any]) -> None:
         case "call":
             item.rollout.restore(captured_from_json(entry["call"]))
         case "event":
-            item.rollout.capture.mark(entry["turn"], Event(kind=entry["event"]))
+            item.rollout.capture.mark(entry["turn"], Event(kind=entry["event"], detail=entry.get("detail", {})))
         case "verdict":
             item.verdict = Verdict(**entry["verdict"])
         case other:
@@ -317,7 +348,12 @@ def _outcome(turns: tuple[Turn, ...], verdict: Verdict | None) -> Outcome:
     spoken = [turn for turn in turns if turn.stop > turn.start]
     if not spoken:
         return Outcome(reason=StopReason.AGENT_ERROR, detail="the agent made no call that was answered")
-    if not spoken[-1].action.executed:
+    last = spoken[-1]
+    if last.finish is Finish.LENGTH and not last.action.sampled:
+        return Outcome(
+            reason=StopReason.TOKEN_LIMIT, detail=f"the last turn was cut after {last.stop - last.start} tokens"
+        )
+    if not last.action.executed:
         return Outcome(reason=StopReason.NATURAL_END)
     if verdict is None or verdict.success is None:
         return Outcome(reason=StopReason.CANCELLED, detail="sealed after a tool call, without a verdict")

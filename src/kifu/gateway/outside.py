@@ -6,76 +6,28 @@ reward of 0.
 
 import asyncio
 import inspect
+import json
 import os
 import re
 import signal
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from kifu.envs import Task
 from kifu.errors import AgentFailure, UsageError, VerifierFailure, crossing
+from kifu.gateway.attempting import Terms, attempt, prompt_of
+from kifu.gateway.endpoint import Endpoint, OutsideAgent, Ran, handed_on
 from kifu.gateway.gateway import Gateway
-from kifu.records import EnvironmentRef, Outcome, RolloutKey, StopReason, TaskRef, Trajectory, Verdict
+from kifu.records import EnvironmentRef, RolloutKey, Trajectory, Verdict
 
 MAX_OUTPUT_BYTES = 65_536
 """Of what a command prints, kept from its end."""
+TASK = "AGENT_TASK"
+"""Variable of a command's environment: the task as it is given, a JSON object."""
 KILL_AFTER_S = 3.0
 """Between asking a command to end and ending it."""
-
-_PRIVATE = ("OPENAI_", "ANTHROPIC_", "KIFU_")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Endpoint:
-    """Where an agent finds its policy."""
-
-    base_url: str
-    """With ``/v1``, as OpenAI's clients take it; Anthropic's take it without."""
-    key: str
-    model: str
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """Variables that clients read by themselves."""
-        return {
-            "OPENAI_BASE_URL": self.base_url,
-            "OPENAI_API_BASE": self.base_url,
-            "OPENAI_API_KEY": self.key,
-            "OPENAI_MODEL": self.model,
-            "ANTHROPIC_BASE_URL": self.base_url.removesuffix("/v1"),
-            "ANTHROPIC_API_KEY": self.key,
-            "ANTHROPIC_MODEL": self.model,
-        }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ran:
-    """What an agent left behind; the verifier looks at it."""
-
-    value: object = None
-    """Returned by a function."""
-    output: str = ""
-    """Printed by a command, its end."""
-
-
-class OutsideAgent(Protocol):
-    """An agent that gets nothing but a task and an endpoint."""
-
-    @property
-    def id(self) -> str:
-        """Name and version, for the record."""
-        ...
-
-    async def run(self, task: Task, endpoint: Endpoint) -> Ran:
-        """Attempt a task.
-
-        Raises:
-            AgentFailure: it broke, which says nothing about the policy.
-        """
-        ...
-
 
 Verify: TypeAlias = Callable[[Task, Ran], "Verdict | bool | float | Awaitable[Verdict | bool | float]"]
 """Judges an attempt, in the owner's process; the agent has no key that could."""
@@ -132,13 +84,12 @@ class Command:
 
     async def run(self, task: Task, endpoint: Endpoint) -> Ran:
         """Attempt a task."""
-        values = {"{task}": _prompt(task), "{base_url}": endpoint.base_url, "{model}": endpoint.model}
-        arguments = [_filled(text, values) for text in self.arguments]
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(_PRIVATE)}
+        values = {"{task}": prompt_of(task), "{base_url}": endpoint.base_url, "{model}": endpoint.model}
+        arguments, told = [_filled(text, values) for text in self.arguments], json.dumps({**task.data, "id": task.id})
         with crossing(AgentFailure, self.id):
             process = await asyncio.create_subprocess_exec(
                 *arguments,
-                env={**kept, **endpoint.environment, **self.environment},
+                env={**handed_on(os.environ), **endpoint.environment, TASK: told, **self.environment},
                 cwd=self.folder,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
@@ -196,32 +147,25 @@ class Outside:
         return record
 
     async def _once(self, key: RolloutKey, task: Task) -> Trajectory:
-        world = EnvironmentRef(id=self.agent.id, version="1", seed=task.seed)
-        opened = await self.gateway.open(
-            key, TaskRef(id=task.id, family=task.family, split=task.split), environment=world
+        given = Terms(sampling=None, timeout_s=self.timeout_s)
+        return await attempt(
+            self.gateway, _Plain(task, self.verify), agent=self.agent, url=self.url, key=key, terms=given
         )
-        endpoint = Endpoint(
-            base_url=f"{self.url}{opened.path}/v1", key=opened.model_key, model=self.gateway.desk.serving.models[0]
-        )
-        outcome: Outcome | None = None
-        try:
-            async with asyncio.timeout(self.timeout_s):
-                ran = await self.agent.run(_told(task), endpoint)
-            await self.gateway.judge(key.id, await self._verdict(task, ran))
-        except TimeoutError:
-            outcome = Outcome(reason=StopReason.TIME_LIMIT, detail=f"the collector allows {self.timeout_s} s")
-        except AgentFailure as failure:
-            outcome = Outcome(reason=StopReason.AGENT_ERROR, detail=str(failure)[:2000])
-        except VerifierFailure as failure:
-            outcome = Outcome(reason=StopReason.VERIFIER_ERROR, detail=str(failure)[:2000])
-        except asyncio.CancelledError:
-            await self.gateway.seal(key.id, Outcome(reason=StopReason.CANCELLED, detail="the run was stopped"))
-            raise
-        return await self.gateway.seal(key.id, outcome)
 
-    async def _verdict(self, task: Task, ran: Ran) -> Verdict:
-        with crossing(VerifierFailure, f"verifying {task.id}"):
-            found = self.verify(task, ran)
+
+class _Plain:
+    """A task without a world: its verifier looks at what the agent left behind."""
+
+    def __init__(self, task: Task, verify: Verify) -> None:
+        self.task = task
+        self._verify = verify
+
+    async def begin(self) -> Task:
+        return replace(self.task, data={"prompt": prompt_of(self.task)})
+
+    async def judge(self, ran: Ran) -> Verdict:
+        with crossing(VerifierFailure, f"verifying {self.task.id}"):
+            found = self._verify(self.task, ran)
             judged = await found if inspect.isawaitable(found) else found
             if isinstance(judged, Verdict):
                 return judged
@@ -229,20 +173,13 @@ class Outside:
                 return Verdict(success=judged, verifier="function/1")
             return Verdict(success=None, score=float(judged), verifier="function/1")
 
+    async def end(self) -> EnvironmentRef | None:
+        return None
+
 
 def _filled(text: str, values: Mapping[str, str]) -> str:
     """Placeholders replaced once; what is put in is not looked at again."""
     return re.sub("|".join(map(re.escape, values)), lambda match: values[match.group()], text)
-
-
-def _told(task: Task) -> Task:
-    """The task as the agent gets it: of its data, which may hold the answer, the prompt alone."""
-    return replace(task, data={"prompt": _prompt(task)})
-
-
-def _prompt(task: Task) -> str:
-    found = task.data.get("prompt")
-    return found if isinstance(found, str) else task.id
 
 
 async def _tail(stream: asyncio.StreamReader) -> str:

@@ -17,11 +17,17 @@ from kifu.gateway.laying import lay_bare, lay_call
 from kifu.gateway.placing import Laid
 from kifu.gateway.refusal import Refusal
 from kifu.gateway.said import Said
+from kifu.gateway.scripted import Lines, write_line
 from kifu.gateway.settings import Serving
 from kifu.gateway.speech import Manner, speak
 from kifu.policy import Constraint, Generation, Request, Sampler
-from kifu.records import Durable, Event, Ints, RolloutKey, TaskRef, as_ints
+from kifu.records import Durable, Event, Ints, Outcome, RolloutKey, StopReason, TaskRef, as_ints
 from kifu.render import ChatRenderer, Message
+
+CONTEXT_FULL = "context_length_exceeded"
+ANSWERED = "agent.answered"
+"""Event of the last turn: the text that the agent gave as its answer, and that was judged."""
+MAX_ANSWER_CHARS = 65_536
 
 
 class Log(Protocol):
@@ -34,6 +40,20 @@ class Log(Protocol):
 
 Constrain = Callable[[Asked, ChatRenderer], Constraint | None]
 """The grammar of an answer, where a call asks for a form."""
+
+
+class Reached(Protocol):
+    """Says which limit of its owner forbids a rollout another turn."""
+
+    def __call__(self, *, turns: int, tokens: int, after_result: bool) -> tuple[StopReason, str] | None:
+        """The limit that is reached; None when none is.
+
+        Args:
+            turns: written so far.
+            tokens: in the context.
+            after_result: whether the context ends with a tool's result.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -109,9 +129,20 @@ class Rollout:
         key: place in the run.
         task: what the agent attempts.
         log: where its calls become durable.
+        reached: which limit of its owner is reached; a call beyond it is refused, and that is how the rollout ended.
+        lines: a demonstrator's turns, written instead of sampled.
     """
 
-    def __init__(self, desk: Desk, *, key: RolloutKey, task: TaskRef, log: Log) -> None:
+    def __init__(
+        self,
+        desk: Desk,
+        *,
+        key: RolloutKey,
+        task: TaskRef,
+        log: Log,
+        reached: Reached | None = None,
+        lines: Lines | None = None,
+    ) -> None:
         self.desk = desk
         self.key = key
         self.task = task
@@ -120,7 +151,11 @@ class Rollout:
         self.num_turns = 0
         self._log = log
         self._calls: list[Underway] = []
+        self._reached = reached
+        self._lines = lines
         self.sealed = False
+        self.cut: Outcome | None = None
+        """The limit a call was refused at; the rollout ended there, whatever the agent did afterwards."""
 
     @property
     def under_way(self) -> int:
@@ -155,7 +190,7 @@ class Rollout:
                 status=429,
                 code="rate_limit_exceeded",
             )
-        placed = self._place(asked, body=body, retry_key=retry_key)
+        placed = self._allowed(asked, body=body, retry_key=retry_key)
         call = Underway(
             turn=placed.turn,
             prompt_ids=placed.laid.token_ids,
@@ -222,6 +257,13 @@ class Rollout:
             self._log({"kind": "event", "turn": turn, "event": kind})
             self.capture.mark(turn, Event(kind=kind))
 
+    def answered(self, text: str) -> None:
+        """Record what the agent gave as its answer."""
+        if self.num_turns and not self.sealed:
+            turn, detail = self.num_turns - 1, {"text": text[:MAX_ANSWER_CHARS]}
+            self._log({"kind": "event", "turn": turn, "event": ANSWERED, "detail": detail})
+            self.capture.mark(turn, Event(kind=ANSWERED, detail={**detail}))
+
     def _repeated(self, body: str, *, retry: int, retry_key: str) -> Underway | None:
         """The call a retry repeats: the one with its key, else one with its body that was not delivered."""
         if retry_key:
@@ -235,6 +277,32 @@ class Rollout:
             found = [call for call in self._calls if call.body == body] if retry > 0 else []
         found = [call for call in found if not _failed(call.task)]
         return min(found, key=lambda call: (call.delivered, call.claims), default=None)
+
+    def _allowed(self, asked: Asked, *, body: str, retry_key: str) -> Placed:
+        """Place a call that no limit forbids; the first limit that is reached is how the rollout ended."""
+        turns = self.num_turns
+        try:
+            placed = self._place(asked, body=body, retry_key=retry_key)
+        except Refusal as refused:
+            if refused.code == CONTEXT_FULL:
+                self._end_at(StopReason.CONTEXT_LIMIT, str(refused))
+            raise
+        after_result = bool(asked.messages) and asked.messages[-1].role == "tool"
+        size = int(placed.laid.token_ids.size)
+        found = None if self._reached is None else self._reached(turns=turns, tokens=size, after_result=after_result)
+        if found is None and self._lines is not None and self._lines.is_over:
+            found = StopReason.NATURAL_END, "the script is over"
+        if self._lines is not None and asked.n != 1:
+            raise Refusal("n: a demonstration has one answer to a call", field="n", code="unsupported_value")
+        if found is not None:
+            self.num_turns = turns
+            self._end_at(*found)
+            raise Refusal(f"rollout {self.key.id} takes no more calls: {found[1]}", code="limit_reached")
+        return placed
+
+    def _end_at(self, reason: StopReason, detail: str) -> None:
+        if self.cut is None:
+            self.cut = Outcome(reason=reason, detail=detail)
 
     def _place(self, asked: Asked, *, body: str, retry_key: str) -> Placed:
         desk, found = self.desk, Found()
@@ -255,7 +323,7 @@ class Rollout:
                 f"the prompt has {laid.token_ids.size} tokens, the context holds {desk.serving.max_context}; "
                 "between one token and one less than the context are needed",
                 field="messages",
-                code="context_length_exceeded",
+                code=CONTEXT_FULL,
             )
         if int(laid.token_ids.max()) >= desk.vocabulary:
             raise Refusal(f"prompt: id {int(laid.token_ids.max())} is outside the vocabulary", field="prompt")
@@ -284,8 +352,7 @@ class Rollout:
         try:
             async with asyncio.timeout(limits.call_s):
                 with crossing(EngineFailure, f"sampling turn {placed.turn} of {self.key.id}"):
-                    requests = [self._request(placed, at) for at in range(placed.asked.n)]
-                    made = await asyncio.gather(*(desk.sampler.sample(request) for request in requests))
+                    made = await self._made(placed)
         except (EngineFailure, TimeoutError) as error:
             self.counts.failed += 1
             why = f"not answered within {limits.call_s} s" if isinstance(error, TimeoutError) else str(error)[:2000]
@@ -296,6 +363,23 @@ class Rollout:
         for generation in made:
             await asyncio.to_thread(desk.keep, generation)
         return await self._commit(self._captured(placed, choices=choices))
+
+    async def _made(self, placed: Placed) -> list[Generation]:
+        """The turns of a call, sampled or as the demonstrator has them."""
+        desk = self.desk
+        if self._lines is None:
+            requests = [self._request(placed, at) for at in range(placed.asked.n)]
+            return list(await asyncio.gather(*(desk.sampler.sample(request) for request in requests)))
+        version, sampling = desk.sampler.version, placed.decided.sampling
+        return [
+            write_line(
+                self._lines.take(),
+                renderer=desk.renderer,
+                tools=placed.asked.tools,
+                sampling=sampling,
+                version=version,
+            )
+        ]
 
     async def _commit(self, call: Captured) -> Captured:
         try:
@@ -340,7 +424,8 @@ class Rollout:
             withheld = f"invalid generation: {problem}"
         name = hashlib.sha256(f"{self.key.id}/{placed.turn + at}".encode()).hexdigest()[:20]
         manner = Manner(tools=() if asked.choosing is Choosing.NONE else asked.tools, stop_strings=asked.decoding.stop)
-        return speak(self.desk.renderer, generation, manner=manner, name=name, withheld=withheld)
+        choice = speak(self.desk.renderer, generation, manner=manner, name=name, withheld=withheld)
+        return choice if self._lines is None else replace(choice, demonstrated=True, withheld=None)
 
     def _captured(self, placed: Placed, *, choices: tuple[Choice, ...], error: str | None = None) -> Captured:
         asked, found, laid = placed.asked, placed.found, placed.laid

@@ -191,6 +191,11 @@ class RunStore:
         with self._guard:
             return tuple(self._notes.get(trajectory_id, ()))
 
+    def forget(self, trajectory_id: str) -> None:
+        """Drop what was noted about a rollout that will not be finished; the log loses it at the next cut."""
+        with self._guard:
+            self._notes.pop(trajectory_id, None)
+
     def seal(self, step: int) -> Part | None:
         """Move the accepted trajectories of this step and earlier ones into a part, in order of their keys.
 
