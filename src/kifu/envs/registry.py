@@ -11,7 +11,8 @@ from kifu.envs.suites.jsonl import questions
 from kifu.envs.suites.key_door import KeyDoor
 from kifu.envs.suites.key_door_text import KeyDoorText
 from kifu.envs.suites.loop_room import LoopRoom
-from kifu.envs.suites.python_tool import PythonTool
+from kifu.envs.suites.outbox import Outbox, OutboxDirect, OutboxShadow
+from kifu.envs.suites.python_tool import PythonExpression, PythonTool
 from kifu.envs.suites.search_text import SearchText
 from kifu.envs.suites.terminal import Terminal
 from kifu.errors import UsageError, nearest
@@ -23,6 +24,10 @@ ENVIRONMENTS: Mapping[str, type[Environment]] = {
     "key_door": KeyDoor,
     "key_door_text": KeyDoorText,
     "loop_room": LoopRoom,
+    "outbox": Outbox,
+    "outbox_direct": OutboxDirect,
+    "outbox_shadow": OutboxShadow,
+    "python_expression": PythonExpression,
     "python_tool": PythonTool,
     "search_text": SearchText,
     "terminal": Terminal,
