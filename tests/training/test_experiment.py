@@ -240,9 +240,9 @@ class TestSchema:
         assert set(schema["required"]) == {"kifu", "environment", "policy"}
         assert schema["oneOf"] == [{"required": ["credit", "update"]}, {"required": ["stages"]}]
 
-    def test_a_stage_is_one_of_four_types(self) -> None:
+    def test_a_stage_is_one_of_five_types(self) -> None:
         one_of = json_schema()["properties"]["stages"]["additionalProperties"]["discriminator"]["mapping"]
-        assert set(one_of) == {"demonstrations", "train", "ranking", "labelling"}
+        assert set(one_of) == {"demonstrations", "train", "ranking", "labelling", "collection"}
 
     def test_every_reference_resolves(self) -> None:
         schema = json_schema()

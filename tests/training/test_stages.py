@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kifu.errors import ExperimentError, InterruptedRun
+from kifu.errors import ExperimentError, InterruptedRun, NoSignalError
 from kifu.records import Purpose, Trajectory
 from kifu.records.ledger import Bucket
 from kifu.records.plan import PlanLine, read_plan
@@ -283,3 +283,207 @@ def test_stages_that_cannot_be_meant_are_refused(case: str) -> None:
     stages, more, told = REFUSED[case]
     with pytest.raises(ExperimentError, match=told):
         prepare(staged(stages, **more))
+
+
+# ---------------------------------------------------------------- records of an earlier stage
+
+
+ATTEMPTS: dict[str, Any] = {"type": "collection", "prompts_per_step": 8, "group_size": 8}
+DPO: dict[str, Any] = {
+    "type": "train",
+    "credit": {"algorithm": "dpo"},
+    "update": {**UPDATE, "prompts_per_step": 4, "data": {"type": "stage", "stage": "attempts"}},
+}
+CLONED: dict[str, Any] = {
+    "type": "train",
+    "credit": {"algorithm": "sft"},
+    "update": {**UPDATE, "prompts_per_step": 8, "data": {"type": "stage", "stage": "attempts", "outcome": "success"}},
+}
+LADDER = {"shown": SHOWN, "attempts": ATTEMPTS, "preferred": DPO, "cloned": CLONED, "after": RL}
+
+
+@pytest.fixture(scope="module")
+def ladder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("ladder") / "run"
+    train(staged(LADDER), out=place, quiet=True)
+    return place
+
+
+class TestRecordsOfAnEarlierStage:
+    """Imitation, attempts, preferences among them, imitation of the successful ones: one file."""
+
+    def test_they_are_trained_on_later_and_moved_nothing_when_they_were_made(self, ladder: Path) -> None:
+        made = {
+            item.id: item
+            for item in RunReader(ladder).trajectories()
+            if item.key.step == 1 and item.key.purpose is Purpose.TRAIN
+        }
+        [collected] = lines_of(ladder, [1])
+
+        assert len(made) == 64
+        assert collected.rows == ()
+        assert Counter(collected.buckets.values())[Bucket.HELD_BACK] == 64
+        preferred, cloned = lines_of(ladder, [2, 3]), lines_of(ladder, [4, 5])
+        assert all(line.rows for line in (*preferred, *cloned))
+        assert {row.trajectory for line in (*preferred, *cloned) for row in line.rows} <= set(made)
+        for line in preferred:
+            sides: dict[int | None, list[float | None]] = {}
+            for row in line.rows:
+                sides.setdefault(row.pair, []).append(made[row.trajectory].reward)
+            assert all(sorted(both, key=float) == [0.0, 1.0] for both in sides.values())  # type: ignore[arg-type]
+        assert {made[row.trajectory].reward for line in cloned for row in line.rows} == {1.0}
+
+    def test_nothing_is_sampled_while_they_are_learned_from(self, ladder: Path) -> None:
+        sampled = {item.key.step for item in RunReader(ladder).trajectories() if item.key.purpose is Purpose.TRAIN}
+        assert sampled == {1, 6, 7}
+
+    def test_the_reference_of_dpo_is_the_policy_that_made_them(self, ladder: Path) -> None:
+        known = {item.id: item for item in RunReader(ladder).trajectories()}
+        rows = [row for line in lines_of(ladder, [2]) for row in line.rows]
+        assert rows
+        for row in rows:
+            assert row.reference == pytest.approx(_sampled(known[row.trajectory]), abs=1e-5)
+
+    def test_uses_are_counted_over_stages_and_the_books_close(self, ladder: Path) -> None:
+        uses: Counter[str] = Counter()
+        for line in read_plan(ladder):
+            for row in line.rows:
+                uses[row.trajectory] += 1
+                assert row.times_used == uses[row.trajectory]
+        assert max(uses.values()) > 1
+        report = audit(ladder)
+        assert (report.problems, report.ledger_closed) == ((), True)
+
+    @pytest.mark.parametrize(("step", "method"), [(1, "collecting"), (2, "dpo"), (4, "sft"), (6, "reinforce")])
+    def test_every_step_is_explained_by_its_own_stage(self, ladder: Path, step: int, method: str) -> None:
+        told = explain_step(ladder, step)
+        assert told["algorithm"] == method
+        assert "the run's plan holds these numbers" in told["notes"]
+
+    def test_the_run_says_where_the_data_came_from(self, ladder: Path) -> None:
+        facts = json.loads((ladder / "run.json").read_text())
+        assert {item["name"]: item.get("data") for item in facts["stages"]} == {
+            "shown": None, "attempts": None, "preferred": "attempts", "cloned": "attempts", "after": None,
+        }  # fmt: skip
+        _, prepared = reopen(ladder)
+        stages = {item["name"]: item for item in prepared.protocol.tables["update"]["stages"]}
+        assert stages["cloned"]["update"]["data"] == {"type": "stage", "stage": "attempts", "outcome": "success"}
+        assert [item.data for item in preflight(staged(LADDER), measure=False).stages] == [
+            None, None, "attempts", "attempts", None,
+        ]  # fmt: skip
+
+    def test_coverage_is_told_from_the_stage_on_that_learns_from_them(self, ladder: Path) -> None:
+        facts = json.loads((ladder / "run.json").read_text())
+        begins = {line.step: line.version for line in read_plan(ladder) if line.update == 0}
+        assert min(map(int, facts["coverage"])) == begins[2] > 0
+
+    @pytest.mark.parametrize("after", [1, 2, 3, 4])
+    def test_stopped_between_they_are_read_again(
+        self, after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ladder: Path
+    ) -> None:
+        inner = Observer.end
+
+        def stop(observer: Observer, seen: Any) -> None:  # noqa: ANN401 (passed on)
+            inner(observer, seen)
+            if seen.step == after:
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr(Observer, "end", stop)
+        with pytest.raises((KeyboardInterrupt, InterruptedRun)):
+            train(staged(LADDER), out=tmp_path / "run", quiet=True)
+        monkeypatch.setattr(Observer, "end", inner)
+        resume(tmp_path / "run", quiet=True)
+
+        assert versions(tmp_path / "run") == versions(ladder)
+        assert [line.rows for line in read_plan(tmp_path / "run")] == [line.rows for line in read_plan(ladder)]
+
+    def test_demonstrations_of_a_stage_are_data_too(self, tmp_path: Path) -> None:
+        more = {**DPO, "credit": {"algorithm": "sft"}}
+        more["update"] = {**UPDATE, "data": {"type": "stage", "stage": "shown"}}
+        train(staged({"shown": SHOWN, "again": more, "after": RL}), out=tmp_path / "run", quiet=True)
+
+        rows = [row for line in lines_of(tmp_path / "run", [1, 2]) for row in line.rows]
+        assert {row.trajectory.split("/")[0] for row in rows} == {"demonstration"}
+        assert max(row.times_used for row in rows) >= 2
+        assert audit(tmp_path / "run").problems == ()
+
+    def test_negatives_are_sampled_in_states_of_the_runs_own_demonstrations(self, tmp_path: Path) -> None:
+        sampling = {
+            "type": "train",
+            "credit": {"algorithm": "agentic_dpo", "options": {"warm_up": 1, "round_steps": 2}},
+            "update": {**UPDATE, "steps": 3, "data": {"type": "stage", "stage": "shown"}},
+        }
+        train(staged({"shown": {**SHOWN, "traces_per_step": 8}, "pairs": sampling}), out=tmp_path / "run", quiet=True)
+
+        records = {item.id: item for item in RunReader(tmp_path / "run").trajectories()}
+        made = [item for item in records.values() if item.key.purpose is Purpose.TRAIN]
+        parents = {records[item.branch.parent].key.step for item in made if item.branch is not None}
+        assert made
+        assert (parents, {item.branch is None for item in made}) == ({0}, {False})
+        assert audit(tmp_path / "run").problems == ()
+        told = explain_step(tmp_path / "run", 3)
+        assert "the run's plan holds these numbers" in told["notes"]
+
+    def test_a_stage_without_a_success_ends_the_run_with_the_reason(self, tmp_path: Path) -> None:
+        few = {"attempts": {**ATTEMPTS, "prompts_per_step": 1, "group_size": 1}, "cloned": CLONED, "after": RL}
+        with pytest.raises(NoSignalError, match="stage `attempts` made no record of outcome `success`"):
+            train(staged(few), out=tmp_path / "run", quiet=True)
+
+    def test_the_recipe_goes_from_imitation_to_preferences(self, tmp_path: Path) -> None:
+        overrides = ["machine.threads=1", "evaluation.tasks=2"]
+        loaded = load_experiment(RECIPES / "dpo_like.toml", profile="check", overrides=overrides)
+        train(loaded, out=tmp_path / "run", quiet=True)
+
+        trained = [line for line in lines_of(tmp_path / "run", [3, 4]) if line.rows]
+        assert trained
+        assert {row.trajectory.split("/")[2] for line in trained for row in line.rows} == {"t00002"}
+        assert audit(tmp_path / "run").problems == ()
+
+
+SOURCES: dict[str, tuple[dict[str, Any], str]] = {
+    "a stage that is not there": (
+        {"attempts": ATTEMPTS, "x": {**DPO, "update": {**DPO["update"], "data": {"type": "stage", "stage": "atempts"}}},
+         "after": RL},
+        r"stages\.x\.update\.data\.stage: no earlier stage `atempts`.*did you mean `attempts`",
+    ),
+    "a later stage": ({"x": DPO, "attempts": ATTEMPTS, "after": RL}, "there is none; add one of type `collection`"),
+    "a stage without records of its own": (
+        {"attempts": ATTEMPTS, "x": DPO,
+         "y": {**DPO, "update": {**DPO["update"], "data": {"type": "stage", "stage": "x"}}}},
+        "stage `x` learns from records itself and makes none",
+    ),
+    "a method that wants rollouts": (
+        {"attempts": ATTEMPTS, "x": {**DPO, "credit": {"algorithm": "grpo", "gamma": 1.0}}},
+        "learns from its own rollouts",
+    ),
+    "a misspelt field": (
+        {"attempts": ATTEMPTS,
+         "x": {**DPO, "update": {**DPO["update"], "data": {"type": "stage", "stage": "attempts", "outcom": "all"}}}},
+        r"stages\.x\.update\.data\.outcom: unknown field; did you mean `outcome`",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", SOURCES)
+def test_data_that_cannot_be_meant_is_refused(case: str) -> None:
+    stages, told = SOURCES[case]
+    with pytest.raises(ExperimentError, match=told):
+        prepare(staged(stages))
+
+
+def test_without_stages_there_is_none_to_learn_from() -> None:
+    table: dict[str, Any] = {
+        "kifu": 1,
+        "environment": {"name": "key_door", "decision_model": "POMDP", "on_truncation": "terminal"},
+        "policy": {"engine": "recurrent", "hidden": 16},
+        "credit": {"algorithm": "dpo"},
+        "update": DPO["update"],
+    }
+    with pytest.raises(ExperimentError, match=r"update\.data\.stage: the experiment has no \[stages\]"):
+        prepare(parse_experiment(table, name="alone", folder=Path.cwd(), where="alone.toml"))
+
+
+def test_records_of_other_runs_that_could_have_a_stages_ids_are_refused(ladder: Path, tmp_path: Path) -> None:
+    other = {**DPO, "update": {**DPO["update"], "data": {"type": "stored", "runs": [str(ladder)]}}}
+    with pytest.raises(ExperimentError, match="has this run's seed 0"):
+        train(staged({"own": RL, "x": other}), out=tmp_path / "run", quiet=True)

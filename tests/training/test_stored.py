@@ -193,7 +193,7 @@ class TestRefused:
     @pytest.mark.parametrize(
         ("method", "data", "told"),
         [
-            ("grpo", "", "learns from its own rollouts, and update.data names records of others"),
+            ("grpo", "", "learns from its own rollouts, and update.data names other records"),
             ("offline_awr", ", records = 'demonstration', outcome = 'failure'", "update.data.outcome"),
         ],
     )
@@ -205,7 +205,10 @@ class TestRefused:
         assert not (tmp_path / "run").exists()
 
     def test_an_offline_method_without_records(self, load: Load, tmp_path: Path) -> None:
-        with pytest.raises(ExperimentError, match=r"learns from records of finished runs; name them: update\.data"):
+        with pytest.raises(
+            ExperimentError,
+            match=r"learns from records of finished runs or of an earlier stage; name them: update\.data",
+        ):
             train(load("credit={ algorithm = 'offline_awr' }", TERMINAL), out=tmp_path / "run", quiet=True)
 
     def test_a_folder_without_a_run(self, offline: Callable[..., Loaded], tmp_path: Path) -> None:

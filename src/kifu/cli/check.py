@@ -57,6 +57,7 @@ def _print(found: Preflight) -> None:
         say(f"groups     {found.informative} of {found.groups} measured ones had different rewards")
     for at, stage in enumerate(found.stages, 1):
         begins = "" if stage.start is None else f", begins with the weights of {stage.start}"
+        begins += "" if stage.data is None else f", on the records of {stage.data}"
         card = stage.card
         say(f"stage {at:<5} {stage.name}  {stage.steps} steps of {stage.method}{begins}")
         say(f"           {card.name}. {card.source}")

@@ -175,7 +175,7 @@ def _explain(problem: ValidationError, model: type[BaseModel], where: str) -> st
 
 _TAGS = frozenset(
     {"hf", "recurrent", "full", "lora", "none", "potential", "adamw", "demonstrations", "fresh", "stored", "train"}
-    | {"ranking", "labelling", "process_model", "hindsight", "model_of_runs", "model_of_stage"}
+    | {"ranking", "labelling", "collection", "stage", "process_model", "hindsight", "model_of_runs", "model_of_stage"}
 )
 _NAMES = frozenset({"stages", "signals", "splits", "components"})
 """Tables whose keys are names that the file chose."""

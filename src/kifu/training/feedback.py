@@ -1,7 +1,8 @@
-"""Stages that ask instead of train: attempts of the present policy are judged, and a scorer is fitted to the judgement.
+"""Stages that ask instead of train: attempts of the present policy are judged and kept for later stages.
 
-Each is a value with a card, as a method is. It gives every attempt credit that keeps no token, so no weight of the
-policy moves and every attempt is on record and closed in the books as held back.
+A scorer may be fitted to the judgement. Each stage is a value with a card, as a method is. It gives every attempt
+credit that keeps no token, so no weight of the policy moves; every attempt is on record and closed in the books as held
+back.
 """
 
 from collections.abc import Sequence
@@ -56,6 +57,48 @@ class Ranking:
     def credit(self, group: Sequence[Episode], rules: RewardRules) -> list[TurnCredit] | None:
         """No token is trained; None when no two verdicts differ, so that nothing is ranked."""
         return _untrained(group) if preference_pairs([one.outcome for one in group]) else None
+
+    def objective(self) -> Objective:
+        """Never evaluated: the stage has no row."""
+        return LikelihoodObjective()
+
+    @property
+    def reduction(self) -> Reduction:
+        """Over nothing."""
+        return TokenMean()
+
+    @property
+    def plan(self) -> Plan:
+        """Fresh rollouts."""
+        return Plan()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collecting:
+    """Attempts are made and judged, for stages that learn from records; nothing is fitted."""
+
+    card: ClassVar[Card] = Card(
+        name="Collection",
+        source="no method: it makes the records that an offline method of a later stage learns from",
+        feedback=(Feedback.OUTCOME,),
+        data=Source.FRESH,
+        decision_unit="trajectory",
+        turn="assistant message",
+        updates="nothing",
+        optimization="nothing",
+        freshness="attempts of the policy the stage begins with, once",
+        ratio="none",
+        denominator="nothing",
+        on_policy=True,
+        online=True,
+        family="collection",
+        delayed_consequences=False,
+        neighbour="ranking: the same attempts; a reward model is fitted to their order",
+    )
+
+    def credit(self, group: Sequence[Episode], rules: RewardRules) -> list[TurnCredit] | None:
+        """No token is trained."""
+        return _untrained(group)
 
     def objective(self) -> Objective:
         """Never evaluated: the stage has no row."""

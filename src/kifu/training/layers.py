@@ -202,7 +202,17 @@ class Stored(Layer):
         return tuple(value) if isinstance(value, list) else value
 
 
-Data = Annotated[FreshData | Stored, Field(discriminator="type")]
+class StageRecords(Layer):
+    """Records that an earlier stage of this experiment made. For methods that learn offline."""
+
+    type: Literal["stage"] = "stage"
+    stage: str
+    """Its name: a stage that samples or demonstrates."""
+    outcome: Literal["all", "success"] = "all"
+    """Which of them are used."""
+
+
+Data = Annotated[FreshData | Stored | StageRecords, Field(discriminator="type")]
 
 
 class UpdateLayer(Layer):
@@ -272,7 +282,19 @@ class LabellingStage(Layer):
     fit: Fit = Fit()
 
 
-StageLayer = Annotated[DemonstrationStage | TrainStage | RankingStage | LabellingStage, Field(discriminator="type")]
+class CollectionStage(Layer):
+    """Attempts of the present policy, kept for later stages; nothing is fitted."""
+
+    type: Literal["collection"]
+    steps: int = Field(default=1, ge=1)
+    prompts_per_step: int = Field(ge=1, le=100_000)
+    group_size: int = Field(ge=1, le=10_000)
+
+
+AskingStage = RankingStage | LabellingStage | CollectionStage
+"""Stages that train no policy."""
+
+StageLayer = Annotated[DemonstrationStage | TrainStage | AskingStage, Field(discriminator="type")]
 
 
 class EvaluationLayer(Layer):

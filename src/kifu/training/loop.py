@@ -340,7 +340,9 @@ class Loop:
             ledger = self.progress.ledger.start(attempts=len(members), tokens=tokens)
             self.progress.ledger = ledger.close(Bucket.EVALUATION, attempts=len(members), tokens=tokens)
             self._evaluated.update((member.id, Bucket.EVALUATION) for member in members)
-        self._observer.evaluated(version, members, split=layer.split, data=self._supply.stored)
+        self._observer.evaluated(
+            version, members, split=layer.split, data=self._supply.learned_from(self.progress.step)
+        )
 
     def _stalled(self, assembled: Assembled, members: Iterable[Trajectory], stage: Stage) -> None:
         is_solved = all(judged_success(member) is True for member in members)  # nothing left to learn is no failure

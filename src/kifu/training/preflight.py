@@ -8,10 +8,11 @@ from typing import Any
 
 from kifu.algorithms import Card
 from kifu.envs.card import AgentScore, environment_card
-from kifu.errors import BoundaryError, UsageError
+from kifu.errors import BoundaryError, NoSignalError, UsageError
 from kifu.monitor import peak_rss_bytes, read_metrics
 from kifu.training.experiment import Loaded
 from kifu.training.layers import (
+    CollectionStage,
     DemonstrationStage,
     Experiment,
     HfPolicy,
@@ -20,6 +21,7 @@ from kifu.training.layers import (
     NoWarmStart,
     RankingStage,
     StageLayer,
+    StageRecords,
     UpdateLayer,
 )
 from kifu.training.prepare import Prepared, prepare
@@ -42,6 +44,8 @@ class StageFound:
     steps: int
     start: str | None
     """The stage whose weights it begins with, or ``base``; None goes on."""
+    data: str | None
+    """The stage whose records it learns from, where it does."""
     card: Card
 
 
@@ -81,7 +85,7 @@ class Preflight:
         found = asdict(self)
         found["scores"] = [{**asdict(score), "components": dict(score.components)} for score in self.scores]
         found["stages"] = [
-            {"name": item.name, "method": item.method, "steps": item.steps, "from": item.start}
+            {"name": item.name, "method": item.method, "steps": item.steps, "from": item.start, "data": item.data}
             | {"card": asdict(item.card)}
             for item in self.stages
         ]
@@ -104,7 +108,10 @@ def preflight(loaded: Loaded, *, measure: bool = True, out: Path | None = None) 
     warnings: list[str] = []
     measured = None
     if measure and not prepared.protocol.missing:
-        measured = _measured(prepared)
+        try:
+            measured = _measured(prepared)
+        except NoSignalError as stopped:
+            warnings.append(f"two small steps of every stage taught nothing: {stopped}")
     parameters = None if prepared.model is None else prepared.model.num_parameters
     disk, free = _disk_bytes(prepared), shutil.disk_usage(_existing(out or Path.cwd())).free
     if disk > free:
@@ -135,6 +142,7 @@ def preflight(loaded: Loaded, *, measure: bool = True, out: Path | None = None) 
                 method=stage.method,
                 steps=stage.steps,
                 start=stage.start,
+                data=stage.stored.stage if isinstance(stage.stored, StageRecords) else None,
                 card=stage.algorithm.card,
             )
             for stage in prepared.stages
@@ -164,9 +172,7 @@ def _measured(prepared: Prepared) -> _Measured:
         rows = read_metrics(result.folder / "metrics.jsonl")
     last = {row["stage"]: row["seconds"] for row in rows}
     step_s = {
-        stage.name: last[stage.name]
-        * stage.update.prompts_per_step
-        / min(_MEASURED_PROMPTS, stage.update.prompts_per_step)
+        stage.name: last[stage.name] * (_share(stage.update.prompts_per_step) if stage.fits is None else 1.0)
         for stage in prepared.stages
         if stage.name in last
     }
@@ -178,6 +184,11 @@ def _measured(prepared: Prepared) -> _Measured:
         informative=sum(row["informative_groups"] for row in rows),
         groups=sum(row["groups"] for row in rows),
     )
+
+
+def _share(prompts: int) -> float:
+    """How much more a whole step holds than a small one."""
+    return prompts / min(_MEASURED_PROMPTS, prompts)
 
 
 def _small(experiment: Experiment) -> Experiment:
@@ -199,7 +210,7 @@ def _small_stage(stage: StageLayer) -> StageLayer:
     match stage:
         case DemonstrationStage():
             return stage.model_copy(update={"steps": 1, "traces_per_step": _MEASURED_PROMPTS})
-        case RankingStage() | LabellingStage():  # whole, or there may be nothing to fit to
+        case RankingStage() | LabellingStage() | CollectionStage():  # whole, or there may be nothing to fit to
             return stage
         case _:
             return stage.model_copy(update={"update": _small_update(stage.update)})

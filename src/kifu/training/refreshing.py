@@ -116,8 +116,8 @@ def rule_of(stage: Stage) -> RefreshedPairs:
 
 def purposes_made(stages: Sequence[Stage]) -> frozenset[str]:
     """Purposes of the rollouts whose ids those of stored records must not be."""
-    found = {str(Purpose.DEMONSTRATION)} if len(stages) > 1 else set()
-    return frozenset(found | {str(Purpose.TRAIN) for stage in stages if stage.refreshes})
+    shows = {str(Purpose.DEMONSTRATION) for stage in stages if stage.demonstrations is not None}
+    return frozenset(shows | {str(Purpose.TRAIN) for stage in stages if stage.samples})
 
 
 class Refresher:

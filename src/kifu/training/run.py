@@ -38,6 +38,7 @@ from kifu.training.bench import Bench, relevant
 from kifu.training.called import check_seed
 from kifu.training.checkpoint import Mark, list_checkpoints, load_checkpoint
 from kifu.training.experiment import Loaded, parse_experiment
+from kifu.training.layers import StageRecords
 from kifu.training.loop import Loop, Progress
 from kifu.training.machine import this_cpu
 from kifu.training.observe import Observer
@@ -200,6 +201,7 @@ def _facts(prepared: Prepared, seed: int) -> dict[str, Any]:
         "stages": [
             {"name": stage.name, "method": stage.method, "first": stage.first, "steps": stage.steps}
             | {"from": stage.start, "card": asdict(stage.algorithm.card)}
+            | ({"data": stage.stored.stage} if isinstance(stage.stored, StageRecords) else {})
             for stage in prepared.stages
         ],
         "relative_to": str(loaded.folder.resolve()),

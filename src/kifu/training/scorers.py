@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from kifu.monitor import RunFolder
-from kifu.records import Group, Purpose, Trajectory
-from kifu.records.reader import RunReader
+from kifu.records import Group
 from kifu.training.credit_layers import RewardModel
-from kifu.training.layers import LabellingStage, RankingStage
+from kifu.training.layers import CollectionStage, LabellingStage, RankingStage
 from kifu.training.process_model import FittedProcess, fit_process_model
 from kifu.training.reward_model import FittedModel, fit_reward_model
 from kifu.training.stages import Stage
+from kifu.training.stored import attempts
 
 
 class Attempted(Protocol):
@@ -55,7 +55,7 @@ class Scorers:
                 self.reward_model(stage.name)
             case LabellingStage():
                 self.process_model(stage.name)
-            case None:
+            case CollectionStage() | None:
                 pass
 
     def given(self, layer: RewardModel, groups: Sequence[Group]) -> FittedModel:
@@ -69,7 +69,9 @@ class Scorers:
         if name not in self._ranked:
             stage = self._stage(name)
             assert isinstance(stage.fits, RankingStage)
-            self._ranked[name] = fit_reward_model(self._attempts(stage), stage.fits.fit, seed=self._bench.seed)
+            self._ranked[name] = fit_reward_model(
+                attempts(self._bench.folder.root, range(stage.first, stage.stop)), stage.fits.fit, seed=self._bench.seed
+            )
         return self._ranked[name]
 
     def process_model(self, name: str) -> FittedProcess:
@@ -78,7 +80,10 @@ class Scorers:
             stage = self._stage(name)
             assert isinstance(stage.fits, LabellingStage)
             self._labelled[name] = fit_process_model(
-                self._attempts(stage), stage.fits, rules=stage.rules, seed=self._bench.seed
+                attempts(self._bench.folder.root, range(stage.first, stage.stop)),
+                stage.fits,
+                rules=stage.rules,
+                seed=self._bench.seed,
             )
         return self._labelled[name]
 
@@ -101,15 +106,6 @@ class Scorers:
 
     def _stage(self, name: str) -> Stage:
         return next(stage for stage in self._bench.stages if stage.name == name)
-
-    def _attempts(self, stage: Stage) -> list[Group]:
-        """Every rollout of a stage, from the record."""
-        found: dict[tuple[int, int], list[Trajectory]] = {}
-        for item in RunReader(self._bench.folder.root).trajectories():
-            if item.key.purpose is Purpose.TRAIN and stage.first <= item.key.step < stage.stop:
-                found.setdefault((item.key.step, item.key.group), []).append(item)
-        members = [sorted(found[place], key=lambda item: item.key) for place in sorted(found)]
-        return [Group(task=items[0].task, members=tuple(items)) for items in members]
 
 
 def _facts(model: FittedModel, before: str) -> dict[str, float | None]:

@@ -1,6 +1,6 @@
 """The stages of a run: consecutive steps with one method, one optimizer and one place to start from, checked."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, assert_never
 
@@ -10,17 +10,21 @@ from kifu.credit.reading import RewardRules
 from kifu.errors import ExperimentError, nearest
 from kifu.policy import AdamW
 from kifu.training.credit_layers import CreditLayer, ProcessSignal, StageModel
-from kifu.training.feedback import Labelling, Ranking
+from kifu.training.feedback import Collecting, Labelling, Ranking
 from kifu.training.layers import (
+    AskingStage,
+    CollectionStage,
     Demonstrations,
     DemonstrationStage,
     Experiment,
+    FreshData,
     LabellingStage,
     NoWarmStart,
     Optimizer,
     RankingStage,
     RecurrentPolicy,
     StageLayer,
+    StageRecords,
     Stored,
     TrainStage,
     UpdateLayer,
@@ -28,6 +32,7 @@ from kifu.training.layers import (
 
 BASE = "base"
 """The weights a run begins with, as a place to start a stage from."""
+_ASKING: Mapping[str, Algorithm] = {"ranking": Ranking(), "labelling": Labelling(), "collection": Collecting()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,10 +51,10 @@ class Stage:
     rules: RewardRules
     demonstrations: Demonstrations | None = None
     """Scripted traces instead of rollouts."""
-    stored: Stored | None = None
-    """Records of other runs instead of rollouts."""
-    fits: RankingStage | LabellingStage | None = None
-    """The scorer that is fitted to the rollouts when the last of them is there; the policy is not trained."""
+    stored: Stored | StageRecords | None = None
+    """Records of other runs, or of an earlier stage, instead of rollouts."""
+    fits: AskingStage | None = None
+    """What the rollouts are for where the policy is not trained on them; a scorer is fitted when the last is there."""
     start: str | None = None
     """``base`` or the name of a stage whose last weights this one begins with; None goes on with what is there."""
     evaluates: bool = True
@@ -59,6 +64,11 @@ class Stage:
     def stop(self) -> int:
         """The step after the last."""
         return self.first + self.steps
+
+    @property
+    def samples(self) -> bool:
+        """Whether it makes attempts of the policy."""
+        return self.demonstrations is None and (self.stored is None or self.refreshes)
 
     @property
     def refreshes(self) -> bool:
@@ -107,7 +117,7 @@ def stages_of(experiment: Experiment) -> tuple[Stage, ...]:
                 )
             case TrainStage():
                 found.append(_training(name, layer, experiment=experiment, first=first))
-            case RankingStage() | LabellingStage():
+            case RankingStage() | LabellingStage() | CollectionStage():
                 found.append(_judging(name, layer, experiment=experiment, first=first))
             case _ as unreachable:
                 assert_never(unreachable)
@@ -159,19 +169,19 @@ def _training(name: str, layer: TrainStage, *, experiment: Experiment, first: in
         rules=_rules(layer.credit, experiment)
         if not isinstance(algorithm.plan.data, RefreshedPairs)
         else replace(_rules(layer.credit, experiment), cut=Terminal()),  # one-turn rollouts are cut, and judged by none
-        stored=update.data if isinstance(update.data, Stored) else None,
+        stored=None if isinstance(update.data, FreshData) else update.data,
         start=layer.start,
     )
 
 
-def _judging(name: str, layer: RankingStage | LabellingStage, *, experiment: Experiment, first: int) -> Stage:
+def _judging(name: str, layer: AskingStage, *, experiment: Experiment, first: int) -> Stage:
     """A stage that trains no policy; its optimizer never takes a step."""
     idle = Optimizer(learning_rate=1e-8)
     credit = CreditLayer(algorithm=layer.type)
     return Stage(
         name=name,
         method=layer.type,
-        algorithm=Ranking() if isinstance(layer, RankingStage) else Labelling(),
+        algorithm=_ASKING[layer.type],
         optimizer=_adamw(idle, clip=None, steps=layer.steps),
         first=first,
         steps=layer.steps,
@@ -222,12 +232,25 @@ def _check_names(stages: list[Stage]) -> None:
             )
         if not isinstance(stage.update.warm_start, NoWarmStart):
             raise ExperimentError(f"{where}.update.warm_start: with [stages], write a stage of type `demonstrations`")
+        if isinstance(stage.stored, StageRecords):
+            _check_source(stage.stored.stage, stages[:at], where=f"{where}.update.data.stage")
         if isinstance(stage.credit.reward_model, StageModel):
             named = stage.credit.reward_model.stage
             _check_type(named, before, wanted="ranking", where=f"{where}.credit.reward_model.stage")
         for name, signal in stage.credit.signals.items():
             if isinstance(signal, ProcessSignal):
                 _check_type(signal.stage, before, wanted="labelling", where=f"{where}.credit.signals.{name}.stage")
+
+
+def _check_source(name: str, before: Sequence[Stage], *, where: str) -> None:
+    """Refuse to learn from a stage that is not there or makes no records."""
+    known = [stage.name for stage in before if stage.samples or stage.demonstrations is not None]
+    if name in known:
+        return
+    if name in (stage.name for stage in before):
+        raise ExperimentError(f"{where}: stage `{name}` learns from records itself and makes none; name theirs")
+    advice = nearest(name, known) if known else "there is none; add one of type `collection`"
+    raise ExperimentError(f"{where}: no earlier stage `{name}` that makes records; {advice}")
 
 
 def _check_type(name: str, before: Mapping[str, str], *, wanted: str, where: str) -> None:
@@ -259,10 +282,10 @@ def _check_data(stage: Stage) -> None:
     is_offline = plan.demonstrations or isinstance(plan.data, StoredTrajectories | StoredPairs | RefreshedPairs)
     if stage.demonstrations is None and is_offline is not (stage.stored is not None):
         raise ExperimentError(
-            f"credit.algorithm = `{name}` learns from records of finished runs; "
-            "name them: update.data = { type = 'stored', runs = ['runs/…'] }"
+            f"credit.algorithm = `{name}` learns from records of finished runs or of an earlier stage; "
+            "name them: update.data = { type = 'stored', runs = ['runs/…'] } or { type = 'stage', stage = '…' }"
             if is_offline
-            else f"credit.algorithm = `{name}` learns from its own rollouts, and update.data names records of others; "
+            else f"credit.algorithm = `{name}` learns from its own rollouts, and update.data names other records; "
             "choose a method that learns offline: sft, offline_awr, dpo"
         )
 
@@ -280,6 +303,8 @@ def _check_models(stage: Stage, experiment: Experiment) -> None:
         raise ExperimentError(
             "credit.reward_model.stage: the experiment has no [stages]; name runs, or write the stage"
         )
+    if not experiment.stages and isinstance(stage.stored, StageRecords):
+        raise ExperimentError("update.data.stage: the experiment has no [stages]; name runs, or write the stage")
     for signal, layer in stage.credit.signals.items():
         if not experiment.stages and isinstance(layer, ProcessSignal):
             raise ExperimentError(

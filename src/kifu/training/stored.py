@@ -5,23 +5,25 @@ The copy makes the run complete by itself: the runs it learned from may go.
 
 import shutil
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
 from kifu.envs import Environment
-from kifu.errors import ExperimentError, StorageError
+from kifu.errors import ExperimentError, NoSignalError, StorageError
 from kifu.monitor import RunFolder
 from kifu.records import GENESIS, BlobStore, Group, Provenance, Purpose, Trajectory, writer_of
 from kifu.records.checks import bitmaps_of
 from kifu.records.reader import STORED, RunReader
 from kifu.training.credit_layers import RewardModel
-from kifu.training.layers import Experiment, Stored, TrainStage
+from kifu.training.layers import Experiment, StageRecords, Stored, TrainStage
 
 _SHARED = ("tokenizer", "template", "parser")
 """What must be equal for tokens to mean the same."""
+Place = TypeVar("Place", bound=tuple[int, ...])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -148,15 +150,60 @@ def read_groups(
                     f"update.data.runs: `{record.id}` stands in two of them; give runs of other seeds"
                 )
             seen.add(record.id)
-            if layer.outcome == "all" or (record.verdict is not None and record.verdict.success is True):
+            if _counts(record, layer.outcome):
                 found.setdefault((at, record.key.step, record.key.group), []).append(record)
     if not found:
         raise ExperimentError(
             f"update.data: {len(layer.runs)} runs hold no record of purpose `{layer.records}` and outcome "
             f"`{layer.outcome}`; set update.data.records or update.data.outcome, or give other runs"
         )
+    return StoredGroups(groups=_grouped(found), seed=seed)
+
+
+def read_attempts(layer: StageRecords, folder: Path, *, steps: range, seed: int) -> StoredGroups:
+    """The groups that an earlier stage of the run made.
+
+    Args:
+        layer: which records count.
+        folder: the run folder.
+        steps: of the earlier stage; all of them are over.
+        seed: of the run.
+
+    Raises:
+        NoSignalError: it made nothing that counts.
+    """
+    groups = attempts(folder, steps, outcome=layer.outcome)
+    if not groups:
+        raise NoSignalError(
+            f"stage `{layer.stage}` made no record of outcome `{layer.outcome}`, so nothing can be learned from it. "
+            "Let it make more attempts, choose easier tasks, or imitate demonstrations before it."
+        )
+    return StoredGroups(groups=groups, seed=seed)
+
+
+def attempts(folder: Path, steps: range, *, outcome: str = "all") -> tuple[Group, ...]:
+    """What a run sampled or demonstrated in some of its steps, in order.
+
+    Args:
+        folder: the run folder.
+        steps: of the run; all of them are over.
+        outcome: ``success`` leaves out what the verdict did not find to be one.
+    """
+    found: dict[tuple[int, int], list[Trajectory]] = {}
+    for record in RunReader(folder).trajectories():
+        made = record.key.purpose is not Purpose.EVALUATION and record.key.step in steps
+        if made and _counts(record, outcome):
+            found.setdefault((record.key.step, record.key.group), []).append(record)
+    return _grouped(found)
+
+
+def _counts(record: Trajectory, outcome: str) -> bool:
+    return outcome == "all" or (record.verdict is not None and record.verdict.success is True)
+
+
+def _grouped(found: Mapping[Place, Sequence[Trajectory]]) -> tuple[Group, ...]:
     members = [sorted(found[place], key=lambda record: record.key) for place in sorted(found)]
-    return StoredGroups(groups=tuple(Group(task=item[0].task, members=tuple(item)) for item in members), seed=seed)
+    return tuple(Group(task=item[0].task, members=tuple(item)) for item in members)
 
 
 def _places(layer: Stored, names: Sequence[str]) -> list[tuple[int, str]]:

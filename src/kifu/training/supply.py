@@ -16,7 +16,7 @@ from kifu.training.assemble import Assembled
 from kifu.training.bench import Bench
 from kifu.training.borrowed import Borrowed, Scored
 from kifu.training.credit_layers import StageModel
-from kifu.training.layers import Stored
+from kifu.training.layers import StageRecords, Stored
 from kifu.training.prepare import Prepared
 from kifu.training.refreshing import Refresher, purposes_made
 from kifu.training.replay import SuccessBuffer
@@ -25,7 +25,7 @@ from kifu.training.scorers import Scorers
 from kifu.training.scoring import score_records, scorer_of
 from kifu.training.signals import paid_by_signals
 from kifu.training.stages import Stage
-from kifu.training.stored import StoredGroups, read_groups, stored_names
+from kifu.training.stored import StoredGroups, read_attempts, read_groups, stored_names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -37,8 +37,8 @@ class Supplied:
     scored: Scored
 
 
-def read_stored(data: Stored, prepared: Prepared, *, root: Path, seed: int) -> StoredGroups:
-    """The groups that a run was given.
+def read_stored(data: Stored | StageRecords, prepared: Prepared, *, root: Path, seed: int) -> StoredGroups:
+    """The groups that a run was given, or that an earlier stage of it made.
 
     Args:
         data: which of them.
@@ -46,6 +46,10 @@ def read_stored(data: Stored, prepared: Prepared, *, root: Path, seed: int) -> S
         root: the run folder, with the copies.
         seed: of the run.
     """
+    if isinstance(data, StageRecords):
+        [source] = [stage for stage in prepared.stages if stage.name == data.stage]
+        return read_attempts(data, root, steps=range(source.first, source.stop), seed=seed)
+    is_trained_on = data in [stage.stored for stage in prepared.stages]
     return read_groups(
         data,
         root,
@@ -53,7 +57,7 @@ def read_stored(data: Stored, prepared: Prepared, *, root: Path, seed: int) -> S
         like=prepared.setting.provenance,
         environment=prepared.environment,
         seed=seed,
-        own=purposes_made(prepared.stages),
+        own=purposes_made(prepared.stages) if is_trained_on else frozenset(),
     )
 
 
@@ -71,7 +75,7 @@ class Supply:
         self._begins = {line.step: line.version for line in planned if line.update == 0}
         before = (row for line in planned if line.step < step for row in line.rows)
         self._uses = {row.trajectory: row.times_used for row in before}
-        self._stored: dict[Stored, StoredGroups] = {}
+        self._stored: dict[Stored | StageRecords, StoredGroups] = {}
         self.scorers = Scorers(bench)
         self._buffers: dict[int, SuccessBuffer] = {}
         self._held: int | None = None
@@ -82,18 +86,25 @@ class Supply:
         """How often each trajectory was used before the present step."""
         return self._uses
 
-    @property
-    def stored(self) -> tuple[Trajectory, ...]:
-        """Every record of other runs that the policy of this one learns from."""
-        layers = dict.fromkeys(stage.stored for stage in self._bench.stages if stage.stored is not None)
+    def learned_from(self, step: int) -> tuple[Trajectory, ...]:
+        """Every record that the policy learns from without having sampled it for that.
+
+        Args:
+            step: those of an earlier stage count from the step on that learns from them.
+        """
+        layers = dict.fromkeys(
+            stage.stored
+            for stage in self._bench.stages
+            if isinstance(stage.stored, Stored) or (stage.stored is not None and step >= stage.first)
+        )
         return tuple(record for layer in layers for record in self._groups(layer).records)
 
-    def stored_groups(self, stage: Stage, data: Stored, *, step: int) -> list[Group]:
-        """The groups of a step that trains on records of other runs."""
+    def stored_groups(self, stage: Stage, data: Stored | StageRecords, *, step: int) -> list[Group]:
+        """The groups of a step that trains on records of other runs or of an earlier stage."""
         return self._groups(data).at(step - stage.first, prompts=stage.update.prompts_per_step)
 
-    async def refreshed_groups(self, stage: Stage, data: Stored, *, step: int) -> list[Group]:
-        """Experts of other runs, each with what the present policy does in one of its states."""
+    async def refreshed_groups(self, stage: Stage, data: Stored | StageRecords, *, step: int) -> list[Group]:
+        """Experts on record, each with what the present policy does in one of its states."""
         return await self._refresher.groups(stage, await asyncio.to_thread(self._groups, data), step=step)
 
     def sampled_here(self, stage: Stage, item: Trajectory, *, step: int) -> bool:
@@ -128,7 +139,7 @@ class Supply:
         assert source is not None
         return self.scorers.given(source, self._groups(Stored(runs=source.runs)).groups)
 
-    def _groups(self, data: Stored) -> StoredGroups:
+    def _groups(self, data: Stored | StageRecords) -> StoredGroups:
         if data not in self._stored:
             self._stored[data] = read_stored(
                 data, self._bench.prepared, root=self._bench.folder.root, seed=self._bench.seed
