@@ -38,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "group_size": 16,
         "optimizer": {"type": "adamw", "learning_rate": 1e-9},
     }
-    table = {**COMMON, "credit": {"algorithm": "reinforce"}, "update": update}
+    table = {**COMMON, "credit": {"algorithm": "reinforce", "gamma": 1.0}, "update": update}
     train(
         parse_experiment(table, name="source", folder=place, where="source"), out=place / "runs" / "source", quiet=True
     )

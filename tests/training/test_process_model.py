@@ -137,7 +137,7 @@ class TestUsed:
 def staged(signal: dict[str, Any], algorithm: str = "reinforce") -> Loaded:
     update = {"steps": 1, "prompts_per_step": 2, "group_size": 6, "optimizer": {"type": "adamw", "learning_rate": 1e-2}}
     labels = {"type": "labelling", "prompts_per_step": 4, "group_size": 4, "fit": {"steps": 5, "hidden": 8}}
-    credit = {"algorithm": algorithm, "signals": {"mine": signal}}
+    credit = {"algorithm": algorithm, "gamma": 1.0, "signals": {"mine": signal}}
     table = {
         "kifu": 1,
         "environment": {"name": "key_door", "decision_model": "tool call, POMDP", "on_truncation": "terminal"},

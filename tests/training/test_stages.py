@@ -24,7 +24,7 @@ from kifu.training.run import reopen, resume, train
 RECIPES = Path(__file__).parents[2] / "recipes"
 ADAM = {"type": "adamw", "learning_rate": 1e-2}
 UPDATE: dict[str, Any] = {"steps": 2, "prompts_per_step": 2, "group_size": 4, "optimizer": ADAM}
-RL: dict[str, Any] = {"type": "train", "credit": {"algorithm": "reinforce"}, "update": UPDATE}
+RL: dict[str, Any] = {"type": "train", "credit": {"algorithm": "reinforce", "gamma": 1.0}, "update": UPDATE}
 SHOWN: dict[str, Any] = {
     "type": "demonstrations", "steps": 1, "traces_per_step": 4, "noise": 0.0, "optimizer": ADAM
 }  # fmt: skip
@@ -33,7 +33,12 @@ RANKED: dict[str, Any] = {
 }  # fmt: skip
 PPO: dict[str, Any] = {
     "type": "train",
-    "credit": {"algorithm": "rlhf_ppo", "options": {"epochs": 2}, "reward_model": {"stage": "ranks"}},
+    "credit": {
+        "algorithm": "rlhf_ppo",
+        "options": {"epochs": 2},
+        "gamma": 1.0,
+        "reward_model": {"stage": "ranks"},
+    },
     "update": {**UPDATE, "steps": 1, "group_size": 1},
 }
 

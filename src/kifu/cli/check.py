@@ -40,32 +40,35 @@ def check(
 
 
 def _print(found: Preflight) -> None:
-    say(f"protocol   {found.name}  {found.protocol[:12]}")
+    _line("protocol", f"{found.name}  {found.protocol[:12]}")
     for field in found.missing:
-        say(f"missing    {field}: state it in the experiment file or in the environment's `facts`")
+        _line("missing", f"{field}: state it in the experiment file or in the environment's `facts`")
     if found.parameters is not None:
-        say(f"model      {found.parameters:,} parameters")
+        _line("model", f"{found.parameters:,} parameters")
     unmeasured = "not measured"
-    say(f"memory     {unmeasured if found.memory_bytes is None else size(found.memory_bytes)}")
-    say(
-        f"time       {unmeasured if found.step_s is None else f'at most {duration(found.step_s)} a step'}",
-    )
+    _line("memory", unmeasured if found.memory_bytes is None else size(found.memory_bytes))
+    _line("time", unmeasured if found.step_s is None else f"at most {duration(found.step_s)} a step")
     if found.run_s is not None:
-        say(f"           at most {duration(found.run_s)} in all, evaluations aside")
-    say(f"disk       about {size(found.disk_bytes)} of {size(found.disk_free_bytes)} free")
+        _line("", f"at most {duration(found.run_s)} in all, evaluations aside")
+    _line("disk", f"about {size(found.disk_bytes)} of {size(found.disk_free_bytes)} free")
     if found.groups:
-        say(f"groups     {found.informative} of {found.groups} measured ones had different rewards")
+        _line("groups", f"{found.informative} of {found.groups} measured ones had different rewards")
     for at, stage in enumerate(found.stages, 1):
         begins = "" if stage.start is None else f", begins with the weights of {stage.start}"
         begins += "" if stage.data is None else f", on the records of {stage.data}"
         card = stage.card
-        say(f"stage {at:<5} {stage.name}  {stage.steps} steps of {stage.method}{begins}")
-        say(f"           {card.name}. {card.source}")
-        say(f"           learns from {', '.join(card.feedback)}; updates {card.updates}")
+        _line(f"stage {at}", f"{stage.name}  {stage.steps} steps of {stage.method}{begins}")
+        _line("", f"{card.name}. {card.source}")
+        discount = "" if stage.gamma is None else f"; discount of returns {stage.gamma:g}"
+        _line("", f"learns from {', '.join(card.feedback)}; updates {card.updates}{discount}")
     table = grid("mean reward without a model", "agent", "tasks", "mean", "low", "high")
     for score in found.scores:
         table.add_row(*cells(score.agent, score.tasks, percent(score.mean), percent(score.low), percent(score.high)))
     output().print(table)
     for warning in found.warnings:
-        say(f"warning    {warning}")
+        _line("warning", warning)
     say("ready" if found.ok else "not ready")
+
+
+def _line(label: str, text: str) -> None:
+    say(f"{label:<10} {text}")

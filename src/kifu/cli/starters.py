@@ -101,6 +101,7 @@ engine = "recurrent"
 
 [credit]
 algorithm = "grpo"
+gamma = 1.0                               # a reward counts alike however many turns it takes
 
 [update]
 steps = 30

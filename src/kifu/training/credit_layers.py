@@ -113,7 +113,8 @@ class CreditLayer(Layer):
     algorithm: str
     """Fixes credit, ratio, clip, reduction, filter and KL; ``options`` are deviations from the published setting."""
     options: dict[str, Any] = Field(default={})
-    gamma: float = Field(default=1.0, ge=0, le=1)
+    gamma: float | None = Field(default=None, ge=0, le=1)
+    """Discount. None is 1 where an episode is a single answer; wherever it may have more turns, it must be stated."""
     components: dict[str, float] = Field(default={})
     """Weight of each step component of the environment; one that is not named is not paid."""
     shaping: Shaping = NoShaping()

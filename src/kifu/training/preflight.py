@@ -10,6 +10,7 @@ from kifu.algorithms import Card
 from kifu.envs.card import AgentScore, environment_card
 from kifu.errors import BoundaryError, NoSignalError, UsageError
 from kifu.monitor import peak_rss_bytes, read_metrics
+from kifu.training.discount import reads_returns
 from kifu.training.experiment import Loaded
 from kifu.training.layers import (
     CollectionStage,
@@ -46,6 +47,8 @@ class StageFound:
     """The stage whose weights it begins with, or ``base``; None goes on."""
     data: str | None
     """The stage whose records it learns from, where it does."""
+    gamma: float | None
+    """Discount of the returns it credits; None: it reads none."""
     card: Card
 
 
@@ -86,7 +89,7 @@ class Preflight:
         found["scores"] = [{**asdict(score), "components": dict(score.components)} for score in self.scores]
         found["stages"] = [
             {"name": item.name, "method": item.method, "steps": item.steps, "from": item.start, "data": item.data}
-            | {"card": asdict(item.card)}
+            | {"gamma": item.gamma, "card": asdict(item.card)}
             for item in self.stages
         ]
         return {**found, "missing": list(self.missing), "warnings": list(self.warnings), "ok": self.ok}
@@ -143,6 +146,7 @@ def preflight(loaded: Loaded, *, measure: bool = True, out: Path | None = None) 
                 steps=stage.steps,
                 start=stage.start,
                 data=stage.stored.stage if isinstance(stage.stored, StageRecords) else None,
+                gamma=stage.rules.gamma if stage.fits is None and reads_returns(stage.algorithm.plan) else None,
                 card=stage.algorithm.card,
             )
             for stage in prepared.stages

@@ -25,6 +25,7 @@ from kifu.render import DIALECTS, Dialect, Message, Renderer, SymbolRenderer, lo
 from kifu.rollout import Limits, Script, Setting, tool_views
 from kifu.training.branching import check_rollouts
 from kifu.training.components import check_paid
+from kifu.training.discount import with_discount
 from kifu.training.experiment import Loaded
 from kifu.training.freeze import Identity, Protocol, freeze
 from kifu.training.layers import Experiment, HfPolicy, Lora, RecurrentPolicy
@@ -183,11 +184,12 @@ def prepare(loaded: Loaded, *, start: str | None = None, source: Mapping[str, st
     environment = loaded.environment or resolve_environment(_located(experiment.environment.name, loaded.folder))
     check_declared(environment)
     check_assurance(environment, experiment)
-    loaded = _with_tasks(loaded, environment)
+    tools = _tool_names(environment, experiment.environment.options, limit_s=_limit(experiment))
+    experiment = with_discount(experiment, environment=environment, tools=tools)
+    loaded = _with_tasks(replace(loaded, experiment=experiment), environment)
     stages = stages_of(experiment)
     _check_stages(stages, experiment, environment)
     model = _model(loaded)
-    tools = _tool_names(environment, experiment.environment.options, limit_s=_limit(experiment))
     renderer = _renderer(experiment, environment, tools=tools, model=model)
     agent = AGENTS[AGENT]()
     if start is None and experiment.policy.start is not None:

@@ -17,6 +17,7 @@ from kifu.errors import UsageError
 from kifu.evaluation import EvaluationSummary
 from kifu.training import evaluate as evaluation
 from kifu.training.called import check_count, check_reward, check_seed, listed_tasks, model_name, path_of, text_of
+from kifu.training.discount import UNDISCOUNTED
 from kifu.training.experiment import VERSION, Loaded, Table, merge, parse_experiment
 from kifu.training.run import Result
 from kifu.training.run import train as run_experiment
@@ -128,7 +129,7 @@ def fill(
             **({} if listed else {"splits": _SPLITS}),
         },
         "policy": _policy(model),
-        "credit": {"algorithm": algorithm},
+        "credit": {"algorithm": algorithm, "gamma": UNDISCOUNTED},
         "update": {
             "steps": 12,
             "prompts_per_step": 6,

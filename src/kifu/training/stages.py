@@ -10,6 +10,7 @@ from kifu.credit.reading import RewardRules
 from kifu.errors import ExperimentError, nearest
 from kifu.policy import AdamW
 from kifu.training.credit_layers import CreditLayer, ProcessSignal, StageModel
+from kifu.training.discount import UNDISCOUNTED
 from kifu.training.feedback import Collecting, Labelling, Ranking
 from kifu.training.layers import (
     AskingStage,
@@ -177,7 +178,7 @@ def _training(name: str, layer: TrainStage, *, experiment: Experiment, first: in
 def _judging(name: str, layer: AskingStage, *, experiment: Experiment, first: int) -> Stage:
     """A stage that trains no policy; its optimizer never takes a step."""
     idle = Optimizer(learning_rate=1e-8)
-    credit = CreditLayer(algorithm=layer.type)
+    credit = CreditLayer(algorithm=layer.type, gamma=UNDISCOUNTED)
     return Stage(
         name=name,
         method=layer.type,
@@ -197,6 +198,7 @@ def _update(steps: int, prompts: int, size: int, *, optimizer: Optimizer) -> Upd
 
 
 def _rules(credit: CreditLayer, experiment: Experiment) -> RewardRules:
+    assert credit.gamma is not None, "kifu.training.discount settles it before stages are made"
     cuts: dict[str, CutTreatment] = {"exclude": Exclude(), "terminal": Terminal(), "bootstrap": Bootstrap()}
     return RewardRules(
         gamma=credit.gamma,
