@@ -115,6 +115,11 @@ class Forked:
                 self._listening = asyncio.create_task(self._host.listen())
             return self._host
 
+    def _environment(self) -> dict[str, str]:
+        """Variables of the host; where another interpreter finds its modules is not this one's business."""
+        own = () if self._python == sys.executable else ("PYTHONPATH", "PYTHONHOME")
+        return {name: value for name, value in handed_on(os.environ).items() if name not in own}
+
     async def _start(self) -> _Host:
         try:
             process = await asyncio.create_subprocess_exec(
@@ -122,7 +127,7 @@ class Forked:
                 str(HOST),
                 str(self.file),
                 self.function,
-                env=handed_on(os.environ),
+                env=self._environment(),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.DEVNULL,

@@ -82,7 +82,7 @@ async def run_rollout(
             if session.outcome is not None and session.outcome.truncated and setting.records_value:
                 final_value = await session.final_value()
             if not _left_in_a_call(session, guard):
-                verdict = _taken(await guard.verify(), setting)
+                verdict = taken(await guard.verify(), setting)
                 await _keep_state(setting, guard, session.outcome)
         except BoundaryError as failure:
             session.outcome = Outcome(reason=_REASONS[type(failure)], detail=str(failure)[:2000])
@@ -202,7 +202,7 @@ async def _keep_state(setting: Setting, guard: GuardedEnvironment, outcome: Outc
         await asyncio.to_thread(setting.states.put, canonical_state(state))
 
 
-def _taken(verdict: Verdict, setting: Setting) -> Verdict:
+def taken(verdict: Verdict, setting: Setting) -> Verdict:
     """The verdict, where its assurance is one that this run takes.
 
     Raises:

@@ -23,6 +23,7 @@ from kifu.training.books import Books
 from kifu.training.branching import Grower, branching_setting, vocabulary_of
 from kifu.training.collect import Collector
 from kifu.training.layers import Experiment
+from kifu.training.outside import outside_rollouts
 from kifu.training.prepare import Prepared
 from kifu.training.refilling import refill_of
 from kifu.training.segments import Segments
@@ -144,6 +145,7 @@ class Bench:
             refill=refill_of(stage),
             scoring=self._asked.scoring,
             grower=Grower(plan=plan.rollout, vocabulary=vocabulary_of(self.prepared.renderer)),
+            outside=outside_rollouts(self.prepared, self.engine, store=self._store, blobs=self._blobs),
         )
         alone = Grower(plan=Independent(), vocabulary=0)
         self.evaluator = replace(
@@ -156,6 +158,11 @@ class Bench:
             scoring=None,
         )
         return self.engine
+
+    async def leave(self) -> None:
+        """End what listens on this event loop; the engine stays."""
+        if hasattr(self, "collector") and self.collector.outside is not None:
+            await self.collector.outside.close()
 
     def let_go(self) -> None:
         """End the engine and free what it holds, if there is one."""

@@ -15,6 +15,7 @@ from kifu.training.allocating import Allocator
 from kifu.training.books import Books
 from kifu.training.branching import Attempt, Grower
 from kifu.training.gathering import all_of
+from kifu.training.outside import OutsideRollouts
 from kifu.training.refilling import Refill
 from kifu.training.segments import Segments
 from kifu.training.tasks import TaskSource
@@ -59,6 +60,8 @@ class Collector:
     """What a model is asked about every finished training rollout before it is accepted."""
     grower: Grower = field(default_factory=lambda: Grower(plan=Independent(), vocabulary=0))
     """How groups come about."""
+    outside: OutsideRollouts | None = None
+    """Makes rollouts of an agent that is not kifu's own."""
     _places: asyncio.Semaphore = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -212,15 +215,19 @@ class Collector:
             self.books.begin(key.id)
             trajectory = have.get(key.id)
             if trajectory is None:
-                trajectory = await run_rollout(
-                    self.setting,
-                    writer=writer,
-                    key=key,
-                    task=task,
-                    segment=segment,
-                    departure=departure,
-                    scoring=None if isinstance(writer, Script) else self.scoring,
-                )
+                script = writer if isinstance(writer, Script) else None
+                if self.outside is not None:
+                    trajectory = await self.outside.run(key, task, setting=self.setting, script=script)
+                else:
+                    trajectory = await run_rollout(
+                        self.setting,
+                        writer=writer,
+                        key=key,
+                        task=task,
+                        segment=segment,
+                        departure=departure,
+                        scoring=None if script is not None else self.scoring,
+                    )
                 await self.accept(trajectory)
             self.books.accepted(trajectory)
         if segment is not None and self.segments is not None:

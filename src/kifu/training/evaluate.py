@@ -1,8 +1,9 @@
 """Evaluating a kept version of a run. Its record is only read; the rollouts go to a small store of their own."""
 
 import asyncio
+import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -11,12 +12,13 @@ from kifu.envs.waiting import to_end
 from kifu.errors import ExperimentError
 from kifu.evaluation import EvaluationSummary, TrainingHistory, summarize
 from kifu.monitor import reader_of, write_json
-from kifu.records import RunStore, Trajectory
+from kifu.records import BlobStore, RunStore, Trajectory
 from kifu.rollout import Setting
 from kifu.training.books import Books
 from kifu.training.collect import Collector
 from kifu.training.experiment import Loaded
 from kifu.training.opened import OpenedRun, opened
+from kifu.training.outside import outside_rollouts
 from kifu.training.prepare import Prepared
 
 EVALUATIONS = "evaluations"
@@ -81,27 +83,30 @@ def evaluate(
 class _Accept:
     """Takes finished rollouts; keeps them durable where there is a store."""
 
-    def __init__(self, folder: Path | None) -> None:
+    def __init__(self, folder: Path | None, *, scratch: Path | None = None) -> None:
         self.folder = folder
-        self._store = None if folder is None else RunStore(folder)
+        kept = folder or scratch
+        self.store = None if kept is None else RunStore(kept)
 
     async def __call__(self, trajectory: Trajectory) -> None:
-        if self._store is not None:
-            await asyncio.wrap_future(self._store.accept(trajectory))
+        if self.store is not None:
+            await asyncio.wrap_future(self.store.accept(trajectory))
 
     def close(self) -> None:
-        if self._store is not None:
-            self._store.seal(0)
-            self._store.close()
+        if self.store is not None:
+            self.store.seal(0)
+            self.store.close()
 
 
 @contextmanager
 def _sink(run: OpenedRun, *, keep: bool) -> Iterator[_Accept]:
-    accept = _Accept(_new_folder(run.folder.root / EVALUATIONS) if keep else None)
-    try:
+    with ExitStack() as stack:
+        scratch = None
+        if not keep and run.prepared.outsider is not None:  # a gateway answers nothing that is not on the disk
+            scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kifu-eval-")))
+        accept = _Accept(_new_folder(run.folder.root / EVALUATIONS) if keep else None, scratch=scratch)
+        stack.callback(accept.close)
         yield accept
-    finally:
-        accept.close()
 
 
 def _new_folder(parent: Path) -> Path:
@@ -133,18 +138,25 @@ async def _attempts(
         if progress is not None:
             progress(done, total)
 
+    engine, blobs = run.engine(wanted.checkpoint), BlobStore(run.folder.blobs)
+    outside = None if accept.store is None else outside_rollouts(run.prepared, engine, store=accept.store, blobs=blobs)
     collector = Collector(
         setting=decoded(run.prepared, wanted.decoding),
-        sampler=run.engine(wanted.checkpoint).sampler,
+        sampler=engine.sampler,
         tasks=run.prepared.task_source(run.seed),
         accept=counted,
         seed=run.seed,
         books=Books(),
         at_once=run.prepared.machine.max_slots,
+        outside=outside,
     )
-    groups = await collector.evaluation_groups(
-        wanted.checkpoint, split=wanted.split, tasks=wanted.tasks, tries=wanted.tries, have={}
-    )
+    try:
+        groups = await collector.evaluation_groups(
+            wanted.checkpoint, split=wanted.split, tasks=wanted.tasks, tries=wanted.tries, have={}
+        )
+    finally:
+        if outside is not None:
+            await outside.close()
     return [member for group in groups for member in group.members]
 
 

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from kifu.envs import Environment, Task
 from kifu.errors import ExperimentError, nearest
+from kifu.gateway.endpoint import OutsideAgent
 from kifu.training.layers import Experiment, MachineTable
 
 Table: TypeAlias = dict[str, Any]
@@ -35,6 +36,8 @@ class Loaded:
     tasks: tuple[Task, ...] = ()
     """A finite list instead of generated tasks."""
     tasks_digest: str | None = None
+    agent: OutsideAgent | None = None
+    """Given by a call from Python: acts instead of kifu's own."""
 
 
 def load_experiment(path: Path, *, profile: str | None = None, overrides: Sequence[str] = ()) -> Loaded:
@@ -175,6 +178,7 @@ def _explain(problem: ValidationError, model: type[BaseModel], where: str) -> st
 
 _TAGS = frozenset(
     {"hf", "recurrent", "full", "lora", "none", "potential", "adamw", "demonstrations", "fresh", "stored", "train"}
+    | {"tool_calling", "outside"}
     | {"ranking", "labelling", "collection", "stage", "process_model", "hindsight", "model_of_runs", "model_of_stage"}
 )
 _NAMES = frozenset({"stages", "signals", "splits", "components"})

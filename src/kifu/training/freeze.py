@@ -76,6 +76,8 @@ class Identity:
     parser: str
     controller: str
     """Id and version of the agent strategy."""
+    agent: Mapping[str, Any] | None = None
+    """An agent outside and its verifier, by the digests of their code; None for kifu's own."""
     history: str = "append/1"
     engine: str = ""
     start: str | None = None
@@ -163,7 +165,7 @@ def _environment(
     tasks_digest: str | None,
     libraries: Mapping[str, str],
 ) -> dict[str, Any]:
-    layer = experiment.environment.model_dump(mode="json", exclude={"tasks", "name"})
+    layer = experiment.environment.model_dump(mode="json", exclude={"tasks", "name", "verifier"})
     for field, fact in _FROM_FACTS.items():
         layer[field] = layer[field] or environment.facts.get(fact, "")
     layer["decision_model"] = layer["decision_model"] or environment.facts.get("decision model", "")
@@ -178,7 +180,7 @@ def _environment(
 
 
 def _policy(experiment: Experiment, identity: Identity, tools: tuple[str, ...]) -> dict[str, Any]:
-    layer = experiment.policy.model_dump(mode="json", by_alias=True, exclude={"start", "model"})
+    layer = experiment.policy.model_dump(mode="json", by_alias=True, exclude={"start", "model", "agent"})
     dialect = experiment.policy.dialect if isinstance(experiment.policy, HfPolicy) else "symbols"
     return {
         **layer,
@@ -190,6 +192,7 @@ def _policy(experiment: Experiment, identity: Identity, tools: tuple[str, ...]) 
         "dialect": dialect,
         "tools": list(tools) or "given by the task at reset",
         "controller": identity.controller,
+        **({} if identity.agent is None else {"agent": dict(identity.agent)}),
         "history": identity.history,
         "memory": "none outside the context",
         "version_per_turn": "recorded with every span",

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from kifu.training.agent_layers import AgentLayer, ToolCalling
 from kifu.training.credit_layers import CreditLayer, Fit
 from kifu.training.layer import Layer
 
@@ -39,6 +40,9 @@ class EnvironmentLayer(Layer):
     """Keyword arguments of the environment's constructor."""
     tasks: str | None = None
     """Path of a JSONL file with tasks, instead of the environment's own generator."""
+    verifier: str | None = None
+    """``file.py:function`` or ``module:function`` of answer and task: judges what an outside agent answers; None: the
+    environment hears the answer and judges."""
     splits: dict[str, str] = Field(default={"train": "seed 0..", "held_out": "seed 5_000_000.."})
     """Split name to ``seed FIRST..`` or ``seed FIRST..LAST``; the ranges must not overlap."""
     decision_model: str = ""
@@ -112,6 +116,8 @@ class HfPolicy(Layer):
     prompt: Prompt = Prompt()
     thinking: bool = False
     decoding: Decoding = Decoding()
+    agent: AgentLayer = ToolCalling()
+    """Who acts."""
     weights: Tuning = FullTuning()
 
 
@@ -363,3 +369,5 @@ class MachineTable(Layer):
     """Threads that run synchronous environments."""
     max_nodes: int = Field(default=1024, ge=16)
     activation_checkpointing: bool = False
+    agent_python: str | None = None
+    """Interpreter of an outside agent named by ``run``; None: the one that runs kifu."""

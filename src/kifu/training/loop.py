@@ -314,6 +314,7 @@ class Loop:
         if stage.start is not None:
             source = self._supply.ended_with(stage.start, now=initial.version)
             initial = replace(self._bench.kept(source), version=initial.version + 1)
+        await self._bench.leave()
         engine = await asyncio.to_thread(self._bench.bring_up, stage, initial=initial)
         first = await asyncio.to_thread(engine.trainer.publish)
         assert first.version == initial.version, "an engine's first publish is what it started from"

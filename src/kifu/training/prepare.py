@@ -30,6 +30,7 @@ from kifu.training.experiment import Loaded
 from kifu.training.freeze import Identity, Protocol, freeze
 from kifu.training.layers import Experiment, HfPolicy, Lora, RecurrentPolicy
 from kifu.training.machine import resolve_machine
+from kifu.training.outsider import Outsider, check_outsider, outsider_of
 from kifu.training.stages import Stage, check_stage, stages_of
 from kifu.training.starting import start_digest
 from kifu.training.stored import stored_heads, stored_names
@@ -81,6 +82,8 @@ class Prepared:
     """Digest of the weights the run begins with, where ``policy.from`` names another run."""
     source: Mapping[str, str] = field(default_factory=dict)
     """Digest of every file of the environment's code, see `source_of`."""
+    outsider: Outsider | None = None
+    """Acts instead of ``agent``, heard through a gateway."""
 
     @property
     def experiment(self) -> Experiment:
@@ -147,10 +150,14 @@ class Prepared:
 
         return demonstrate
 
+    @property
+    def max_tokens(self) -> int:
+        """Of a rollout's context."""
+        return self.experiment.environment.collector_limits.tokens or 1024
+
     def engine_spec(self, stage: Stage, *, seed: int, initial: Weights | None = None) -> EngineSpec:
         """What to ask the engine for."""
-        policy = self.experiment.policy
-        limit = self.experiment.environment.collector_limits.tokens or 1024
+        policy, limit = self.experiment.policy, self.max_tokens
         spec = EngineSpec(
             optimizer=stage.optimizer,
             machine=self.machine,
@@ -192,6 +199,9 @@ def prepare(loaded: Loaded, *, start: str | None = None, source: Mapping[str, st
     model = _model(loaded)
     renderer = _renderer(experiment, environment, tools=tools, model=model)
     agent = AGENTS[AGENT]()
+    outsider = outsider_of(experiment, folder=loaded.folder, python=loaded.machine.agent_python, given=loaded.agent)
+    if outsider is not None:
+        check_outsider(experiment, stages, environment=environment)
     if start is None and experiment.policy.start is not None:
         start = start_digest(loaded.folder / experiment.policy.start)
     identity = Identity(
@@ -199,8 +209,9 @@ def prepare(loaded: Loaded, *, start: str | None = None, source: Mapping[str, st
         tokenizer=renderer.digests.tokenizer,
         template=renderer.digests.template,
         parser=renderer.digests.parser,
-        controller=agent.id,
-        history=str(renderer.digests.extra.get("history", "append/1")),
+        controller=agent.id if outsider is None else outsider.controller,
+        agent=None if outsider is None else outsider.protocol,
+        history="gateway/1" if outsider is not None else str(renderer.digests.extra.get("history", "append/1")),
         start=start,
     )
     names, source = stored_names(experiment), source_of(environment) if source is None else source
@@ -243,6 +254,7 @@ def prepare(loaded: Loaded, *, start: str | None = None, source: Mapping[str, st
         vocabulary=renderer.vocab_size if isinstance(renderer, SymbolRenderer) else 0,
         start=start,
         source=source,
+        outsider=outsider,
     )
     _check_tasks(prepared)
     return prepared

@@ -27,6 +27,8 @@ def replay_trajectory(trajectory: Trajectory, prepared: Prepared, *, states: Blo
         prepared: the experiment it was made in.
         states: the run's blobs, where a segment finds the state it was carried on from.
     """
+    if prepared.outsider is not None:
+        return Replayed(why_not="an outside agent made it, with tools of its own that only it can call again")
     if not prepared.environment.capabilities.deterministic:
         return Replayed(why_not=f"environment `{trajectory.environment.id}` declares itself not deterministic")
     try:

@@ -382,5 +382,8 @@ def _begin(bench: Bench) -> Progress:
 async def _run(loop: Loop, bench: Bench, progress: Progress) -> None:
     if progress.step:
         await bench.engine.sampler.load(bench.kept(progress.version))
-    with stoppable(loop.stop, asyncio.get_running_loop()):
-        await loop.run()
+    try:
+        with stoppable(loop.stop, asyncio.get_running_loop()):
+            await loop.run()
+    finally:
+        await bench.leave()

@@ -1,0 +1,47 @@
+"""Who acts, in layer 2: kifu's own strategy, or an agent outside that is heard through a gateway."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from kifu.training.layer import Layer
+
+
+class ToolCalling(Layer):
+    """kifu's own loop of turns and calls, in the environment."""
+
+    type: Literal["tool_calling"] = "tool_calling"
+
+
+class OutsideAgentLayer(Layer):
+    """An agent with its own loop and its own tools; the environment gives tasks and judges its answer."""
+
+    type: Literal["outside"] = "outside"
+    run: str | None = None
+    """``file.py:function``: takes a task, a dictionary, and gives its answer; a process of its own for each attempt."""
+    command: tuple[str, ...] | None = None
+    """A program for each attempt instead; what it prints is its answer."""
+    gives: tuple[str, ...] = ()
+    """Names of the task's data that the agent gets beside the prompt, e.g. what its tools look up."""
+
+    @field_validator("command", "gives", mode="before")
+    @classmethod
+    def _listed(cls, value: object) -> object:
+        return tuple(value) if isinstance(value, list) else value
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> "OutsideAgentLayer":
+        if (self.run is None) == (self.command is None):
+            raise ValueError("an outside agent is named by `run` (file.py:function) or by `command`, one of the two")
+        if self.run is not None and not (self.run.rpartition(":")[0].endswith(".py") and self._function.isidentifier()):
+            raise ValueError("run: expected `path/to/file.py:function`")
+        if self.command is not None and not self.command:
+            raise ValueError("command: expected at least the name of a program")
+        return self
+
+    @property
+    def _function(self) -> str:
+        return "" if self.run is None else self.run.rpartition(":")[2]
+
+
+AgentLayer = Annotated[ToolCalling | OutsideAgentLayer, Field(discriminator="type")]

@@ -1,0 +1,171 @@
+"""An agent outside, as an experiment names it: made, identified by its code, refused where a method cannot use it."""
+
+import ast
+import hashlib
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kifu.credit.branching import Independent
+from kifu.credit.scored import NoScores
+from kifu.envs import Environment
+from kifu.envs.suites.jsonl import RewardFunction, resolve_reward
+from kifu.errors import ExperimentError
+from kifu.gateway import Command, Forked, OutsideAgent
+from kifu.gateway.listening import check_installed
+from kifu.records import Json
+from kifu.training.agent_layers import OutsideAgentLayer
+from kifu.training.layers import Experiment, HfPolicy
+from kifu.training.stages import Stage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Outsider:
+    """An agent outside and who judges it."""
+
+    make: Callable[[], OutsideAgent]
+    """A fresh one; it belongs to one event loop."""
+    id: str
+    gives: tuple[str, ...] = ()
+    """Of a task's data, beside the prompt."""
+    verifier: RewardFunction | None = None
+    """Judges the answer; None: the environment hears it and judges."""
+    protocol: Mapping[str, Json] = field(default_factory=dict)
+    """What it is, by the digests of its code."""
+
+    @property
+    def controller(self) -> str:
+        """Its name in the protocol."""
+        return f"outside/{self.id}"
+
+
+def outsider_of(
+    experiment: Experiment, *, folder: Path, python: str | None = None, given: OutsideAgent | None = None
+) -> Outsider | None:
+    """The agent outside that an experiment names; None where kifu's own strategy acts.
+
+    Args:
+        experiment: the six layers.
+        folder: where relative paths start.
+        python: interpreter of a function of a file.
+        given: an agent from Python, in place of a name.
+
+    Raises:
+        ExperimentError: it is not there.
+        UsageError: what hears it is not installed.
+    """
+    policy, name = experiment.policy, experiment.environment.verifier
+    layer = policy.agent if isinstance(policy, HfPolicy) else None
+    verifier = None if name is None else resolve_reward(_placed(name, folder))
+    judged: dict[str, Json] = {} if verifier is None else {"verifier": _code_of(verifier)}
+    if given is not None:
+        check_installed()
+        made = given
+        code = {"code": _code_of(getattr(given, "function", given))}
+        return Outsider(make=lambda: made, id=given.id, verifier=verifier, protocol={**code, **judged})
+    if not isinstance(layer, OutsideAgentLayer):
+        if name is not None:
+            raise ExperimentError(
+                "environment.verifier judges the answer of an outside agent, and policy.agent is kifu's own; leave it "
+                'out, or name an agent: agent = { type = "outside", run = "file.py:function" }'
+            )
+        return None
+    check_installed()
+    if layer.run is not None:
+        source, _, function = layer.run.rpartition(":")
+        file = folder / source
+        _check_function(file, function)
+        made = Forked(file, function, python=python)
+        protocol: dict[str, Json] = {"run": f"{file.name}:{function}", "code": _digest(file)}
+        return Outsider(
+            make=lambda: Forked(file, function, python=python),
+            id=made.id,
+            gives=layer.gives,
+            verifier=verifier,
+            protocol={**protocol, "gives": [*layer.gives], **judged},
+        )
+    assert layer.command is not None
+    arguments = tuple(_placed(item, folder) for item in layer.command)
+    command = Command(arguments=arguments)
+    files = {Path(item).name: _digest(Path(item)) for item in arguments if Path(item).suffix and Path(item).is_file()}
+    return Outsider(
+        make=lambda: command,
+        id=command.id,
+        gives=layer.gives,
+        verifier=verifier,
+        protocol={"command": [*layer.command], "code": {**files}, "gives": [*layer.gives], **judged},
+    )
+
+
+def check_outsider(experiment: Experiment, stages: Sequence[Stage], *, environment: type[Environment]) -> None:
+    """Refuse what an agent with its own loop cannot do.
+
+    Raises:
+        ExperimentError: the message says what to change.
+    """
+    policy = experiment.policy
+    assert isinstance(policy, HfPolicy)
+    if policy.decoding.grammar is not None:
+        raise ExperimentError(
+            "policy.decoding.grammar constrains kifu's own turns; an outside agent asks for a form by itself "
+            "(tool_choice, response_format). Leave the grammar out"
+        )
+    if policy.prompt.examples or policy.prompt.instructions is not None:
+        raise ExperimentError(
+            "policy.prompt: an outside agent writes its own prompt; leave examples and instructions out"
+        )
+    if environment.capabilities.continuing:
+        raise ExperimentError(
+            f"environment `{experiment.environment.name}` goes on from where a rollout was cut, and an outside agent "
+            "cannot be put back there; use kifu's own agent"
+        )
+    for stage in stages:
+        plan = stage.algorithm.plan
+        what = (
+            "lets rollouts branch at turns of others"
+            if not isinstance(plan.rollout, Independent) or stage.refreshes
+            else "lets a model read finished rollouts as text"
+            if not isinstance(plan.scores, NoScores)
+            else None
+        )
+        if what is not None:
+            raise ExperimentError(
+                f"credit.algorithm = `{stage.method}` {what}, and an outside agent cannot be put back into the middle "
+                "of an episode; use kifu's own agent, or a method that needs whole rollouts alone, such as grpo"
+            )
+
+
+def _check_function(file: Path, function: str) -> None:
+    if not file.is_file():
+        raise ExperimentError(f"policy.agent.run: no file {file}; paths start at the experiment's folder")
+    try:
+        body = ast.parse(file.read_bytes()).body
+    except (SyntaxError, ValueError) as broken:
+        raise ExperimentError(f"policy.agent.run: {file} is not Python: {broken}") from broken
+    known = [item.name for item in body if isinstance(item, ast.FunctionDef | ast.AsyncFunctionDef)]
+    if function not in known:
+        raise ExperimentError(
+            f"policy.agent.run: {file} defines no function `{function}` at its top level, found: {', '.join(known)}"
+        )
+
+
+def _placed(name: str, folder: Path) -> str:
+    """A name with a relative file in it taken from the experiment's folder."""
+    source, colon, rest = name.partition(":")
+    found = folder / source
+    return f"{found.resolve()}{colon}{rest}" if Path(source).suffix and found.is_file() else name
+
+
+def _digest(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def _code_of(item: object) -> Json:
+    """SHA-256 of the file that defines a function; its name where there is no file."""
+    name = str(getattr(item, "__qualname__", type(item).__name__))
+    try:
+        found = inspect.getsourcefile(item)  # type: ignore[arg-type]
+    except TypeError:
+        found = None
+    return {"name": name, "code": _digest(Path(found)) if found and Path(found).is_file() else None}
