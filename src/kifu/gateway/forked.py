@@ -20,11 +20,13 @@ START_S = 120.0
 """For what the file imports to be imported."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(slots=True, kw_only=True, eq=False)
 class _Host:
     """A process that forks attempts, and who waits for them."""
 
     process: asyncio.subprocess.Process
+    is_over: bool = False
+    """Whether it answers nobody any more."""
     waiting: dict[int, "asyncio.Future[Ran]"] = field(default_factory=dict)
 
     async def send(self, line: Mapping[str, Any]) -> None:
@@ -48,6 +50,7 @@ class _Host:
                     waits.set_result(Ran(value=line["value"]))
         except ValueError as broken:
             why = f"its host process said something unreadable: {broken}"
+        self.is_over = True
         for waits in self.waiting.values():
             if not waits.done():
                 waits.set_exception(AgentFailure(why))
@@ -92,7 +95,7 @@ class Forked:
         except AgentFailure as failure:
             raise AgentFailure(f"{self.id}: {failure}") from failure
         finally:
-            if host.waiting.pop(job, None) is not None and host.process.returncode is None:
+            if host.waiting.pop(job, None) is not None and not host.is_over:
                 with suppress(OSError):  # it is gone, and with it the attempt
                     await asyncio.shield(host.send({"end": job}))
         return found
@@ -110,7 +113,7 @@ class Forked:
     async def _started(self) -> _Host:
         """The host; one that ended is started again."""
         async with self._starting:
-            if self._host is None or self._host.process.returncode is not None:
+            if self._host is None or self._host.is_over:
                 self._host = await self._start()
                 self._listening = asyncio.create_task(self._host.listen())
             return self._host
