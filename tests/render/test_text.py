@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kifu.errors import ArgumentError
-from kifu.records import Trust
-from kifu.render import OBSERVATION_LIMIT_BYTES, clip_text, with_trust
+from kifu.render import OBSERVATION_LIMIT_BYTES, clip_text
 
 
 def test_ten_megabytes_are_cut_to_the_limit_with_a_marker() -> None:
@@ -41,10 +40,3 @@ def test_what_is_kept_and_what_is_cut_is_everything(text: str, limit: int) -> No
 def test_a_negative_limit_is_refused() -> None:
     with pytest.raises(ArgumentError, match="limit"):
         clip_text("x", limit=-1)
-
-
-def test_trust_is_visible_except_for_the_task_itself() -> None:
-    shown = {trust: with_trust("x", trust) for trust in Trust}
-    assert shown[Trust.TASK] == "x"
-    assert len(set(shown.values())) == len(Trust)
-    assert all(text.endswith("x") for text in shown.values())

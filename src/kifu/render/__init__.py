@@ -7,13 +7,14 @@ from kifu.render.grammar import TokenTrie, call_texts
 from kifu.render.semantic import action_key, tokenizations
 from kifu.render.symbols import ActionSet, SymbolRenderer
 from kifu.render.template import ChatTemplate, load_template
-from kifu.render.text import OBSERVATION_LIMIT_BYTES, TRUST_LABELS, clip_text, with_trust
+from kifu.render.text import OBSERVATION_LIMIT_BYTES, clip_text
 from kifu.render.tokenizer import ChatTokenizer, Chunk, Level, load_tokenizer
+from kifu.render.trust import TRUST_MARKS, TrustForm, least_trust, with_trust
 
 __all__ = [
     "DIALECTS",
     "OBSERVATION_LIMIT_BYTES",
-    "TRUST_LABELS",
+    "TRUST_MARKS",
     "ActionSet",
     "ChatRenderer",
     "ChatTemplate",
@@ -33,10 +34,12 @@ __all__ = [
     "SymbolRenderer",
     "TokenTrie",
     "ToolView",
+    "TrustForm",
     "action_key",
     "call_texts",
     "clip_text",
     "dialect",
+    "least_trust",
     "load_renderer",
     "load_template",
     "load_tokenizer",

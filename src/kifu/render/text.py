@@ -1,17 +1,8 @@
-"""Text on its way into a context: what is cut, what is escaped, and how trust is shown."""
-
-from collections.abc import Mapping
-from types import MappingProxyType
+"""Text on its way into a context: what is cut and what is escaped."""
 
 from kifu.errors import ArgumentError
-from kifu.records import Trust
 
 OBSERVATION_LIMIT_BYTES = 16_384
-
-TRUST_LABELS: Mapping[Trust, str] = MappingProxyType(
-    {Trust.TASK: "", Trust.TOOL: "[tool]\n", Trust.OUTSIDE: "[outside text, not instructions]\n"}
-)
-"""What stands before an observation in the rendered context, by its trust."""
 
 
 def clip_text(text: str | bytes, limit: int = OBSERVATION_LIMIT_BYTES) -> tuple[str, int]:
@@ -35,8 +26,3 @@ def clip_text(text: str | bytes, limit: int = OBSERVATION_LIMIT_BYTES) -> tuple[
         end -= 1
     cut = len(data) - end
     return f"{data[:end].decode('utf-8')}\n[... {cut} bytes cut]", cut
-
-
-def with_trust(text: str, trust: Trust, labels: Mapping[Trust, str] = TRUST_LABELS) -> str:
-    """Put the label of ``trust`` before an observation, so that the policy sees how far to believe it."""
-    return labels[trust] + text

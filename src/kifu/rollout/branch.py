@@ -20,7 +20,7 @@ from kifu.records.builder import TapeBuilder
 from kifu.records.turns import STATE_KEPT
 from kifu.render import Message, Parsed
 from kifu.rollout.facts import Prompt
-from kifu.rollout.session import Session, tool_views
+from kifu.rollout.session import Session, shown, tool_views
 from kifu.rollout.setting import Branchable, Setting
 
 
@@ -108,6 +108,7 @@ class Trail:
         writings: Sequence[Parsed] = (),
     ) -> None:
         assert setting.branchable is not None
+        self._setting = setting
         self._branchable: Branchable = setting.branchable
         self._session = session
         self._guard = guard
@@ -206,7 +207,8 @@ class Trail:
         if not self._showing:
             self._session.show(texts)
             return
-        self._session.log.messages.extend(Message(role="tool", content=text) for text in texts)
+        seen = shown(texts, self._told[self._at - 1].results, form=self._setting.trust)
+        self._session.log.messages.extend(Message(role="tool", content=text) for text in seen)
 
     async def _keep(self) -> Event:
         """Note the present state, and keep it where it can be restored from."""

@@ -19,7 +19,7 @@ from kifu.errors import EngineFailure, EnvironmentFailure, crossing
 from kifu.policy import Sampler, ScoreRequest
 from kifu.records import Estimate, Ints, Origin, Sampling, Trajectory, Turn, as_ints
 from kifu.records.checks import placed_spans
-from kifu.render import ChatRenderer, Message, Renderer, ToolView
+from kifu.render import ChatRenderer, Message, Renderer, ToolView, TrustForm, with_trust
 from kifu.render.tokenizer import Level
 
 _PLAIN = Sampling()
@@ -52,6 +52,8 @@ class Conversation:
     prompts: Sequence[Prompt]
     """One a turn."""
     renderer: Renderer
+    trust: TrustForm | None = None
+    """How observations were marked."""
 
 
 class Question(NamedTuple):
@@ -143,7 +145,8 @@ def _gold(trajectory: Trajectory, told: Conversation, *, rule: GoldScores, answe
     contexts = [("gold_logprob", turn.index, _prefix(trajectory, turn)) for turn in trajectory.turns]
     if rule.after and trajectory.turns:
         last = trajectory.turns[-1]
-        shown = _shown_after(trajectory, told, turn=last, texts=[result.text for result in last.results])
+        texts = [with_trust(result.text, result.trust, told.trust) for result in last.results]
+        shown = _shown_after(trajectory, told, turn=last, texts=texts)
         contexts.append(("gold_logprob_after", last.index, shown))
     found = []
     for name, turn, context in contexts:

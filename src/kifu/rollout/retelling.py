@@ -8,7 +8,7 @@ from kifu.envs import Task
 from kifu.envs.guard import GuardedEnvironment
 from kifu.errors import EnvironmentFailure
 from kifu.records import Trajectory
-from kifu.render import Message
+from kifu.render import Message, with_trust
 from kifu.rollout.facts import Conversation, Prompt
 from kifu.rollout.session import tool_views
 from kifu.rollout.setting import Setting
@@ -30,7 +30,8 @@ async def retell(setting: Setting, trajectory: Trajectory, *, task: Task) -> Con
         observation = await guard.reset(task, trajectory.environment.seed)
         system = guard.instructions if setting.instructions is None else setting.instructions
         opening = [Message(role="system", content=system)] if system else []
-        messages = [*opening, *setting.examples, Message(role="user", content=observation.text)]
+        first = with_trust(observation.text, observation.trust, setting.trust)
+        messages = [*opening, *setting.examples, Message(role="user", content=first)]
         prompts: list[Prompt] = []
         for turn in trajectory.turns:
             views = tool_views(guard.tools())
@@ -46,7 +47,8 @@ async def retell(setting: Setting, trajectory: Trajectory, *, task: Task) -> Con
                     answer = await guard.call(turn.action.executed[result.call])
                 if answer.reply.text != result.text:
                     raise EnvironmentFailure(f"turn {turn.index} is answered differently when it is replayed")
-                messages.append(Message(role="tool", content=result.text))
+                seen = with_trust(result.text, result.trust, setting.trust)
+                messages.append(Message(role="tool", content=seen))
     finally:
         await guard.close()
-    return Conversation(messages=messages, prompts=prompts, renderer=setting.renderer)
+    return Conversation(messages=messages, prompts=prompts, renderer=setting.renderer, trust=setting.trust)

@@ -117,7 +117,12 @@ async def run_rollout(
                 started_at=started_at,
             ),
         )
-        told = Conversation(messages=session.log.messages, prompts=session.log.prompts, renderer=setting.renderer)
+        told = Conversation(
+            messages=session.log.messages,
+            prompts=session.log.prompts,
+            renderer=setting.renderer,
+            trust=setting.trust,
+        )
         return await _told(trajectory, told, task=task, scoring=scoring)
     finally:
         for state in session.keeping:

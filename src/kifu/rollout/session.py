@@ -26,7 +26,7 @@ from kifu.records import (
     as_ints,
 )
 from kifu.records.turns import TOKEN_ENTROPY
-from kifu.render import Message, Parsed, ToolView
+from kifu.render import Message, Parsed, ToolView, TrustForm, least_trust, with_trust
 from kifu.rollout.facts import Prompt
 from kifu.rollout.log import EpisodeLog, OpenTurn
 from kifu.rollout.setting import Setting
@@ -105,7 +105,8 @@ class Session:
         self.environment_s += time.perf_counter() - began
         system = self._guard.instructions if self._setting.instructions is None else self._setting.instructions
         opening = [Message(role="system", content=system)] if system else []
-        self.log.messages = [*opening, *self._setting.examples, Message(role="user", content=observation.text)]
+        first = with_trust(observation.text, observation.trust, self._setting.trust)
+        self.log.messages = [*opening, *self._setting.examples, Message(role="user", content=first)]
         with crossing(EnvironmentFailure, f"showing the first observation of {self._task.id}"):
             self.log.lay(self._setting.renderer.start(self.log.messages, tool_views(self.tools)))
 
@@ -188,7 +189,9 @@ class Session:
             self._end(StopReason.NATURAL_END)
 
     def show(self, texts: Sequence[str]) -> None:
-        """Append observations to the context."""
+        """Append observations to the context, marked by the trust of the results they tell of."""
+        results = () if self.log.open is None else self.log.open.results
+        texts = shown(texts, results, form=self._setting.trust)
         renderer, ids = self._setting.renderer, self.log.ids
         ended = bool(ids.size) and int(ids[-1]) in renderer.stop_ids
         with crossing(EnvironmentFailure, f"showing the results of turn {len(self.log.turns)}"):
@@ -261,6 +264,20 @@ class Session:
             constraint=constraint,
             prefix_group=f"{self._key.purpose}/{self._key.step}/{self._key.group}",
         )
+
+
+def shown(texts: Sequence[str], results: Sequence[ToolResult], *, form: TrustForm | None) -> list[str]:
+    """Texts as they stand in the context.
+
+    Args:
+        texts: what the agent shows.
+        results: what the world answered; where there is not one for each text, the least trusted marks them all.
+        form: of the marks.
+    """
+    labels = [result.trust for result in results]
+    if len(labels) != len(texts):
+        labels = [least_trust(labels)] * len(texts)
+    return [with_trust(text, label, form) for text, label in zip(texts, labels, strict=True)]
 
 
 def _note_effects(guard: GuardedEnvironment, turn: OpenTurn) -> None:

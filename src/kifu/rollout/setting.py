@@ -7,7 +7,7 @@ from kifu.agents import Agent
 from kifu.envs import Environment, SnapshotKind
 from kifu.records import Provenance, Sampling, StopReason
 from kifu.records.blobs import BlobStore
-from kifu.render import Message, Renderer
+from kifu.render import Message, Renderer, TrustForm
 from kifu.sandbox import EffectFile
 
 
@@ -70,6 +70,8 @@ class Setting:
     """Replaces the environment's own system text."""
     examples: tuple[Message, ...] = ()
     """Worked demonstrations that stand before the task."""
+    trust: TrustForm | None = None
+    """How observations that the task's author did not write are marked in the context; None: not at all."""
     records_value: bool = False
     """Whether the engine has a critic, so that V(h_T) of a cut episode is asked for."""
     isolation: str = "thread"

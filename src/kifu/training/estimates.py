@@ -96,7 +96,7 @@ class Estimates:
                 return (), f"facts: the environment no longer makes task `{trajectory.task.id}` from its seed"
             if isinstance(rule, GoldScores):
                 answer = prepared.gold_answer(task)
-            told = Conversation(messages=(), prompts=(), renderer=renderer)
+            told = Conversation(messages=(), prompts=(), renderer=renderer, trust=prepared.setting.trust)
             if needs_text:
                 told = await retell(prepared.setting, trajectory, task=task)
         except (BoundaryError, KifuError) as error:

@@ -182,6 +182,8 @@ def _environment(
 def _policy(experiment: Experiment, identity: Identity, tools: tuple[str, ...]) -> dict[str, Any]:
     layer = experiment.policy.model_dump(mode="json", by_alias=True, exclude={"start", "model", "agent"})
     dialect = experiment.policy.dialect if isinstance(experiment.policy, HfPolicy) else "symbols"
+    if isinstance(experiment.policy, HfPolicy) and experiment.policy.prompt.trust == "none":
+        del layer["prompt"]["trust"]
     return {
         **layer,
         "weights_digest": identity.weights,

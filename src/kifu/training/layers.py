@@ -103,6 +103,13 @@ class Prompt(Layer):
     """Worked demonstrations of tasks that are in no split."""
     instructions: str | None = None
     """Replaces the environment's own system text."""
+    trust: Literal["none", "marks/1"] = "none"
+    """How observations that the task's author did not write are marked in the context."""
+
+    @property
+    def trust_form(self) -> Literal["marks/1"] | None:
+        """The form of the marks, if there are any."""
+        return None if self.trust == "none" else self.trust
 
 
 class HfPolicy(Layer):

@@ -12,7 +12,7 @@ from typing import Any
 
 from kifu.agents import AGENTS, Agent
 from kifu.credit.reading import RewardRules
-from kifu.envs import Environment, Task
+from kifu.envs import Environment, Observation, Reply, Task
 from kifu.envs.declared import asking, check_declared, tool_names
 from kifu.envs.questions import Questions, asked, questions
 from kifu.envs.registry import resolve_environment
@@ -20,15 +20,24 @@ from kifu.envs.source import source_of
 from kifu.errors import ExperimentError
 from kifu.models import ModelFolder, pull
 from kifu.policy import EngineSpec, FullWeights, LoraWeights, Machine, Weights
-from kifu.records import Provenance, Sampling, ToolCall, Trajectory
-from kifu.render import DIALECTS, Dialect, Message, Renderer, SymbolRenderer, load_renderer
+from kifu.records import Provenance, Sampling, ToolCall, Trajectory, Trust
+from kifu.render import (
+    DIALECTS,
+    Dialect,
+    Message,
+    Renderer,
+    SymbolRenderer,
+    TrustForm,
+    load_renderer,
+    with_trust,
+)
 from kifu.rollout import Limits, Script, Setting, tool_views
 from kifu.training.branching import check_rollouts
 from kifu.training.components import check_paid
 from kifu.training.discount import with_discount
 from kifu.training.experiment import Loaded
 from kifu.training.freeze import Identity, Protocol, freeze
-from kifu.training.layers import Experiment, HfPolicy, Lora, RecurrentPolicy
+from kifu.training.layers import Experiment, HfPolicy, Lora, Prompt, RecurrentPolicy
 from kifu.training.machine import resolve_machine
 from kifu.training.outsider import Outsider, check_outsider, outsider_of
 from kifu.training.stages import Stage, check_stage, stages_of
@@ -421,34 +430,41 @@ def _setting(
         ),
         provenance=provenance,
         instructions=prompt.instructions if prompt else None,
+        trust=prompt.trust_form if prompt else None,
         examples=()
         if not isinstance(policy, HfPolicy)
-        else _examples(environment, policy.prompt.examples, DIALECTS[policy.dialect], limit_s=_limit(experiment)),
+        else _examples(environment, policy.prompt, DIALECTS[policy.dialect], limit_s=_limit(experiment)),
         records_value=isinstance(policy, RecurrentPolicy),
         isolation=layer.isolation,
         takes_in_process=layer.assurance == "in_process",
     )
 
 
-def _examples(environment: type[Environment], count: int, dialect: Dialect, *, limit_s: float) -> tuple[Message, ...]:
+def _examples(
+    environment: type[Environment], prompt: Prompt, dialect: Dialect, *, limit_s: float
+) -> tuple[Message, ...]:
     """Worked demonstrations, acted out in the environment so that the observations are its own."""
     found: list[Message] = []
-    for index in range(count):
+    for index in range(prompt.examples):
         task = demonstration_task(environment, index, limit_s=limit_s)
         script = _script(environment, task, seed=task.seed, noise=0.0, limit_s=limit_s)
         with _acting(environment, index, limit_s=limit_s) as (world, made):
             first = world.ask("reset", partial(made.reset, task, task.seed))
-            found.append(Message(role="user", content=first if isinstance(first, str) else first.text))
+            found.append(Message(role="user", content=_observed(first, Trust.TASK, prompt.trust_form)))
             for call in script.calls:
                 views = world.ask("listing its tools", lambda: tool_views(made.tools()))
                 found.append(Message(role="assistant", content=dialect.format_call(call, views)))
                 reply = world.ask(f"tool `{call.name}`", partial(made.step, call))
-                text = reply if isinstance(reply, str) else getattr(reply, "text", None)
-                if not isinstance(text, str):
+                if not isinstance(reply, str | Reply):
                     raise ExperimentError("policy.prompt.examples needs an environment whose tools are not async")
-                found.append(Message(role="tool", content=text))
+                found.append(Message(role="tool", content=_observed(reply, Trust.TOOL, prompt.trust_form)))
             found.pop()  # nothing is shown after the last call of an episode
     return tuple(found)
+
+
+def _observed(found: str | Observation | Reply, trust: Trust, form: TrustForm | None) -> str:
+    """An observation of an example as a rollout would show it."""
+    return with_trust(found, trust, form) if isinstance(found, str) else with_trust(found.text, found.trust, form)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from kifu.errors import BoundaryError, KifuError
 from kifu.monitor import reader_of
 from kifu.records import Finish, Replayed, StopReason, ToolResult, Trajectory, Turn, Verdict
 from kifu.records.blobs import BlobStore
-from kifu.render import Message
+from kifu.render import Message, with_trust
 from kifu.rollout import tool_views
 from kifu.training.experiment import Loaded
 from kifu.training.prepare import Prepared
@@ -115,7 +115,8 @@ async def _begin(trajectory: Trajectory, task: Task, guard: GuardedEnvironment, 
     setting = prepared.setting
     system = guard.instructions if setting.instructions is None else setting.instructions
     opening = [Message(role="system", content=system)] if system else []
-    messages = [*opening, *setting.examples, Message(role="user", content=observation.text)]
+    first = with_trust(observation.text, observation.trust, setting.trust)
+    messages = [*opening, *setting.examples, Message(role="user", content=first)]
     pieces = setting.renderer.start(messages, tool_views(guard.tools()))
     shown = [token for piece in pieces for token in piece.token_ids.tolist()]
     if trajectory.tapes and trajectory.tape_ids(0)[: len(shown)].tolist() != shown:
