@@ -20,6 +20,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "models": ("kifu.cli.models:app", "Get and describe models."),
     "credit": ("kifu.cli.credit:app", "Say what would be trained and why, token by token."),
     "gateway": ("kifu.cli.gateway:app", "Serve a model to any agent and record it, token for token."),
+    "check-gateway": ("kifu.cli.gateway_check:app", "Check what a capture gateway, of whatever make, records."),
     "envs": ("kifu.cli.envs:app", "List, describe and check environments."),
     "algorithms": ("kifu.cli.algorithms:app", "List, describe and compare methods."),
     "lab": ("kifu.cli.lab:app", "Small worlds with exact answers."),

@@ -43,6 +43,11 @@ def gateway(
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Of one turn, at most.")] = 512,
     max_context: Annotated[int, typer.Option(min=2, help="Tokens of one context.")] = 2048,
     threads: Annotated[int, typer.Option(min=1)] = 2,
+    upstream: Annotated[
+        str | None,
+        typer.Option(help="Sample from this server instead (vLLM, or what else returns token ids), without /v1."),
+    ] = None,
+    upstream_model: Annotated[str | None, typer.Option(help="The model's name there; by default the folder's.")] = None,
     rollout: Annotated[
         list[str] | None, typer.Option(help="Open a rollout of this task at once; may be repeated.")
     ] = None,
@@ -55,10 +60,7 @@ def gateway(
         progress().print(warning)
     progress().print(f"loading     {model}")
     folder = pull(model)
-    engine = build_engine(
-        "hf",
-        EngineSpec(model=str(folder.path), machine=Machine(threads=threads), max_context=max_context),
-    )
+    engine = _engine(folder, threads=threads, max_context=max_context, upstream=upstream, name=upstream_model)
     renderer = load_renderer(folder.path, dialect=dialect(calls))
     how = Serving(
         models=tuple(dict.fromkeys(("kifu", folder.path.name))),
@@ -83,6 +85,14 @@ def gateway(
         )
     finally:
         engine.close()
+
+
+def _engine(folder: ModelFolder, *, threads: int, max_context: int, upstream: str | None, name: str | None) -> Engine:
+    if upstream is None:
+        machine = Machine(threads=threads)
+        return build_engine("hf", EngineSpec(model=str(folder.path), machine=machine, max_context=max_context))
+    options = {"url": upstream, "name": name or folder.path.name}
+    return build_engine("remote", EngineSpec(model=str(folder.path), max_context=max_context, options=options))
 
 
 async def _serve(

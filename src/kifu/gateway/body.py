@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator
 from math import isfinite
 from typing import Any, NoReturn
 
+from starlette.requests import ClientDisconnect
+
 from kifu.gateway.refusal import Refusal
 from kifu.gateway.settings import Limits
 
@@ -40,6 +42,8 @@ async def read_body(stream: AsyncIterator[bytes], *, declared: str | None, limit
                 pieces.append(piece)
     except TimeoutError as cause:
         raise Refusal(f"the body did not arrive within {limits.read_s} s", status=408, code="timeout") from cause
+    except ClientDisconnect as gone:
+        raise Refusal("the client left before its body had arrived", status=499, code="disconnected") from gone
     return b"".join(pieces)
 
 

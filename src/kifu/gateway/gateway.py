@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from kifu.errors import RecordError
-from kifu.gateway.asked import Asked
+from kifu.gateway.asked import Asked, Choosing
 from kifu.gateway.capture import Delivered
 from kifu.gateway.captured import captured_from_json
 from kifu.gateway.keys import Grant, KeyRing, Role, digest, mint
@@ -60,7 +60,15 @@ class _Open:
 
 
 def _unconstrained(asked: Asked, renderer: ChatRenderer) -> Constraint | None:
-    del asked, renderer
+    """Refuse what only a grammar could promise."""
+    del renderer
+    if asked.form is not None or asked.choosing is Choosing.REQUIRED:
+        field = "response_format" if asked.form is not None else "tool_choice"
+        raise Refusal(
+            f"{field}: nothing here makes the answer follow it; leave it out, or serve with grammars",
+            field=field,
+            code="unsupported_value",
+        )
     return None
 
 
@@ -74,7 +82,7 @@ class Gateway:
         serving: how rollouts sample unless they say otherwise.
         blobs: where bitmaps of supports are kept.
         bitmaps: the sampler's table of them.
-        constrain: the grammar of an answer, where a call asks for a form.
+        constrain: the grammar of an answer, where a call asks for a form; without it such calls are refused.
         admin_key: opens, seals and looks at rollouts over HTTP; None allows nobody to.
     """
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from kifu.errors import EngineFailure, KifuError, RenderError, crossing
+from kifu.errors import EngineFailure, KifuError, RenderError, UsageError, crossing
 from kifu.gateway.asked import Asked, Choosing
 from kifu.gateway.capture import CALL, Capture, Found, digest_of
 from kifu.gateway.captured import Captured, Choice, captured_to_json, problem_of
@@ -357,6 +357,8 @@ class Rollout:
             self.counts.failed += 1
             why = f"not answered within {limits.call_s} s" if isinstance(error, TimeoutError) else str(error)[:2000]
             await self._commit(self._captured(placed, choices=(), error=why))
+            if isinstance(error.__cause__, UsageError):
+                raise Refusal(str(error.__cause__), code="unsupported_value") from error
             status = 504 if isinstance(error, TimeoutError) else 500
             raise Refusal(why, status=status, code="engine_error") from error
         choices = tuple(self._choice(placed, generation, at) for at, generation in enumerate(made))
