@@ -1,9 +1,11 @@
 """python_tool: the expression is judged on numbers nobody knew, the interpreter is a box, states come back."""
 
+import re
+
 import pytest
 
 from kifu.envs import Task
-from kifu.envs.suites.python_tool import FAMILIES, PythonTool, calculated
+from kifu.envs.suites.python_tool import FAMILIES, PythonExpression, PythonTool, calculated
 from kifu.errors import UsageError
 from kifu.records import StopReason, ToolCall
 
@@ -113,3 +115,30 @@ def test_every_family_appears_and_none_in_two_splits() -> None:
 def test_a_task_of_another_environment_is_refused() -> None:
     with pytest.raises(UsageError, match=r"expected family \(times"):
         PythonTool().reset(Task(id="t", data={"family": "no"}), 0)
+
+
+def test_the_spelled_answer_takes_every_right_expression_and_little_else() -> None:
+    world = PythonExpression()
+    world.reset(_task(), 0)
+    (spec,) = world.tools()
+    pattern = str(spec.parameters["properties"]["arg"]["pattern"])  # type: ignore[index, call-overload]
+    for family in FAMILIES.values():
+        assert re.fullmatch(pattern[1:-1], family.gold.format(v="x", a=30, b=50))
+    for other in ("__import__('os')", "x+", "x**3", "x+1+2+3", "x+100", ""):
+        with pytest.raises(UsageError, match="expected a text of the pattern"):
+            world.step(ToolCall(name="answer", arguments={"arg": other}))
+    with pytest.raises(UsageError, match="no tool `python`"):
+        world.step(ToolCall(name="python", arguments={"arg": "1"}))
+    world.step(ToolCall(name="answer", arguments={"arg": "x*7+3"}))
+    assert world.verify().reward == 1.0
+    world.close()
+
+
+def test_the_spelled_answers_are_demonstrated_in_one_turn() -> None:
+    task = next(iter(PythonExpression.tasks("demonstration", 10_000_000)))
+    (call,) = PythonExpression.demonstrate(task)
+    world = PythonExpression()
+    world.reset(task, 0)
+    world.step(call)  # type: ignore[arg-type]  # a call, as the pattern asks for one
+    assert world.verify().reward == 1.0
+    world.close()

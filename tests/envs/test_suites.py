@@ -12,7 +12,7 @@ from kifu.testing import check_env
 
 QUESTIONS = ("initial states", "observations", "actions", "success", "failure", "end", "reward", "irreversible")
 SPLIT = ("key_door_text", "calc_tools", "search_text")
-BOXED = ("python_tool", "terminal")
+BOXED = ("python_expression", "python_tool", "terminal")
 """Each of their resets opens a box, each of their verdicts runs one: fewer of them are tried."""
 FETCHED = ("code_repair",)
 """Their tasks need downloads; their own tests check the contract on a package that they carry."""

@@ -6,10 +6,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kifu.envs import ToolSpec, check_arguments, command_text, finite_calls, tool, tool_spec, with_enum
+from kifu.envs import (
+    ToolSpec,
+    check_arguments,
+    check_call,
+    command_text,
+    finite_calls,
+    tool,
+    tool_spec,
+    with_enum,
+    with_pattern,
+)
 from kifu.envs.text import clip, visible
 from kifu.errors import RecordError, UsageError
-from kifu.records import Json
+from kifu.records import Json, ToolCall
 
 
 @tool(command="paint {colour} on {wall}")
@@ -81,6 +91,17 @@ def _two() -> ToolSpec:
 def test_an_enum_for_an_unknown_parameter_is_refused() -> None:
     with pytest.raises(UsageError, match="no parameter `c`"):
         with_enum(_two(), "c", [1])
+
+
+@pytest.mark.parametrize(("text", "fits"), [("ab", True), ("a", True), ("abc", False), ("a\n", False), ("", False)])
+def test_a_text_keeps_to_its_pattern_from_end_to_end(text: str, fits: bool) -> None:
+    spec = with_pattern(_two(), "b", "^[ab]{1,2}$")
+    call = ToolCall(name="two", arguments={"a": 1, "b": text})
+    if fits:
+        assert check_call([spec], call) is spec
+    else:
+        with pytest.raises(UsageError, match="expected a text of the pattern"):
+            check_call([spec], call)
 
 
 def test_commands_follow_the_template_or_name_and_arguments() -> None:

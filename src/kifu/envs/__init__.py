@@ -17,6 +17,7 @@ from kifu.envs.tools import (
     tool,
     tool_spec,
     with_enum,
+    with_pattern,
 )
 from kifu.envs.view import View
 
@@ -55,4 +56,5 @@ __all__ = [
     "tool",
     "tool_spec",
     "with_enum",
+    "with_pattern",
 ]

@@ -116,11 +116,20 @@ def _parameter_docs(doc: str) -> dict[str, str]:
 
 def with_enum(spec: ToolSpec, parameter: str, values: Sequence[Json]) -> ToolSpec:
     """The same tool with one parameter limited to ``values``, for tools whose choices depend on the task."""
+    return _with(spec, parameter, "enum", list(values))
+
+
+def with_pattern(spec: ToolSpec, parameter: str, pattern: str) -> ToolSpec:
+    """The same tool with one text limited to a regular expression, ``^...$``; a grammar spells such an argument."""
+    return _with(spec, parameter, "pattern", pattern)
+
+
+def _with(spec: ToolSpec, parameter: str, keyword: str, value: Json) -> ToolSpec:
     properties = _properties(spec)
     if parameter not in properties:
         raise UsageError(f"tool `{spec.name}` has no parameter `{parameter}`; {nearest(parameter, list(properties))}")
     schema = properties[parameter]
-    limited: dict[str, Json] = {**(schema if isinstance(schema, dict) else {}), "enum": list(values)}
+    limited: dict[str, Json] = {**(schema if isinstance(schema, dict) else {}), keyword: value}
     return replace(spec, parameters={**spec.parameters, "properties": {**properties, parameter: limited}})
 
 
@@ -197,10 +206,19 @@ def _check_value(schema: Mapping[str, Json], value: Json, where: str) -> None:
     options = schema.get("enum")
     if isinstance(options, list) and value not in options:
         raise UsageError(f"{where}: found {value!r}, expected one of {', '.join(map(repr, options))}")
+    pattern = schema.get("pattern")
+    if isinstance(pattern, str) and isinstance(value, str) and not _fits(pattern, value):
+        raise UsageError(f"{where}: found {value!r:.200}, expected a text of the pattern {pattern}")
     items = schema.get("items")
     if isinstance(value, list) and isinstance(items, dict):
         for item in value:
             _check_value(items, item, where)
+
+
+def _fits(pattern: str, value: str) -> bool:
+    """As JSON Schema says it: anywhere in the value, unless anchored; ``$`` is its very end."""
+    ended = f"{pattern[:-1]}\\Z" if pattern.endswith("$") and not pattern.endswith("\\$") else pattern
+    return re.search(ended, value, re.ASCII) is not None
 
 
 def _is(kind: str, value: Json) -> bool:

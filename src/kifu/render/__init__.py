@@ -3,8 +3,9 @@
 from kifu.render.chat import ChatRenderer, load_renderer
 from kifu.render.contract import Digests, Extension, Message, Parsed, Piece, Renderer, ToolView
 from kifu.render.dialects import DIALECTS, Command, Dialect, Hermes, JsonCall, dialect
-from kifu.render.grammar import TokenTrie, call_texts
+from kifu.render.grammar import TokenTrie, call_grammar, call_texts
 from kifu.render.semantic import action_key, tokenizations
+from kifu.render.spelling import CallGrammar
 from kifu.render.symbols import ActionSet, SymbolRenderer
 from kifu.render.template import ChatTemplate, load_template
 from kifu.render.text import OBSERVATION_LIMIT_BYTES, clip_text
@@ -16,6 +17,7 @@ __all__ = [
     "OBSERVATION_LIMIT_BYTES",
     "TRUST_MARKS",
     "ActionSet",
+    "CallGrammar",
     "ChatRenderer",
     "ChatTemplate",
     "ChatTokenizer",
@@ -36,6 +38,7 @@ __all__ = [
     "ToolView",
     "TrustForm",
     "action_key",
+    "call_grammar",
     "call_texts",
     "clip_text",
     "dialect",

@@ -15,7 +15,7 @@ from kifu.records import Ints, Origin, ToolCall, as_ints
 from kifu.render.contract import Digests, Extension, Message, Parsed, Piece, ToolView
 from kifu.render.conversation import Conversation, splice
 from kifu.render.dialects import Dialect, join_calls
-from kifu.render.grammar import TokenTrie, call_texts
+from kifu.render.grammar import call_grammar
 from kifu.render.layout import Entry, Layout, content_slot, lay_out, reasoning_slot
 from kifu.render.probes import Habits, probe
 from kifu.render.template import ChatTemplate, load_template
@@ -164,14 +164,14 @@ class ChatRenderer:
         """Grammar of the texts that are one call of an allowed tool, with the end-of-turn token.
 
         Raises:
-            RenderError: a parameter is not finite, there are too many calls, or no tool is allowed.
+            RenderError: a parameter is neither finite nor has a pattern, there are too many calls, no tool is allowed.
         """
         chosen = [tool for tool in tools if allowed is None or tool.name in allowed]
         key = json.dumps([[tool.name, tool.command, dict(tool.parameters)] for tool in chosen], default=dict)
         if key not in self._grammars:
             if len(self._grammars) >= _CACHE:
                 self._grammars.pop(next(iter(self._grammars)))
-            self._grammars[key] = TokenTrie.build(call_texts(self.dialect, chosen), self.tokenizer, end_id=self._end)
+            self._grammars[key] = call_grammar(self.dialect, chosen, self.tokenizer, end_id=self._end)
         return self._grammars[key]
 
     def compose(self, calls: Sequence[ToolCall], tools: Sequence[ToolView]) -> Ints:

@@ -1,20 +1,24 @@
-"""Grammars over tokens: the finite set of calls a turn may be."""
+"""Grammars over tokens: the calls a turn may be, listed, or spelled where an argument has a pattern."""
 
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from types import MappingProxyType
 
 from kifu.errors import RenderError
+from kifu.policy import Constraint
 from kifu.records import Ints, Json, ToolCall, as_ints
 from kifu.render.contract import ToolView
 from kifu.render.dialects import Dialect
 from kifu.render.dialects.base import properties, required
+from kifu.render.spelling import CallGrammar, Form, forms_of
 from kifu.render.tokenizer import ChatTokenizer, Level
 
 MAX_CALLS = 100_000
+_FIRST_MARK = 0xE000
+"""Of the characters without a meaning; they stand for arguments while a call is written."""
 
 _NOTHING = as_ints([])
 
@@ -81,6 +85,35 @@ def call_texts(dialect: Dialect, tools: Sequence[ToolView], *, limit: int = MAX_
     return sorted({dialect.format_call(call, tools) for tool in tools for call in _calls(tool)})
 
 
+def call_grammar(dialect: Dialect, tools: Sequence[ToolView], tokenizer: ChatTokenizer, *, end_id: int) -> Constraint:
+    """Exactly one call of one of the tools, ended by ``end_id``.
+
+    Raises:
+        RenderError: as `call_texts`; or a pattern that cannot be read, or that a call cannot hold.
+    """
+    if not any(_patterns(tool) for tool in tools):
+        return TokenTrie.build(call_texts(dialect, tools), tokenizer, end_id=end_id)
+    forms: list[Form] = []
+    for tool in tools:
+        marks = {name: chr(_FIRST_MARK + at) for at, name in enumerate(_patterns(tool))}
+        changed: dict[str, Json] = {
+            name: {**schema, "enum": [marks[name]]} if name in marks else dict(schema)
+            for name, schema in properties(tool).items()
+        }
+        marked = replace(tool, parameters={**tool.parameters, "properties": changed})
+        forms += forms_of(call_texts(dialect, [marked]), tuple(_patterns(tool).values()), tuple(marks.values()))
+    return CallGrammar(forms, tokenizer, end_id=end_id)
+
+
+def _patterns(tool: ToolView) -> dict[str, str]:
+    """Patterns of the parameters that are described by one alone."""
+    return {
+        name: str(schema["pattern"])
+        for name, schema in properties(tool).items()
+        if schema.get("type") == "string" and "pattern" in schema and "enum" not in schema
+    }
+
+
 def _calls(tool: ToolView) -> Iterator[ToolCall]:
     choices = _choices(tool)
     for values in product(*choices.values()):
@@ -98,7 +131,7 @@ def _choices(tool: ToolView) -> dict[str, list[tuple[Json, ...]]]:
         if not isinstance(options, list) or not options:
             raise RenderError(
                 f"tool `{tool.name}`, parameter `{name}`: any {schema.get('type', 'value')} is possible, so its calls "
-                "cannot be listed. Give it an `enum` (a Literal type), or decode without a grammar."
+                "cannot be listed. Give it an `enum` (a Literal type), a `pattern`, or decode without a grammar."
             )
         absent: list[tuple[Json, ...]] = [] if name in required(tool) or tool.command else [()]
         found[name] = [*((option,) for option in options), *absent]

@@ -12,7 +12,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import accumulate, groupby
 from pathlib import Path
 from types import MappingProxyType
@@ -122,6 +122,14 @@ class ChatTokenizer:
     def vocab_size(self) -> int:
         """Number of ids, added tokens included."""
         return int(self._full.get_vocab_size(with_added_tokens=True))
+
+    @cached_property
+    def texts(self) -> Mapping[int, str]:
+        """Text of every token that is not an added one, as it reads behind other text."""
+        tokens = sorted(set(self._plain.get_vocab(with_added_tokens=False).values()) - self.control_ids)
+        before = self._plain.encode("a", add_special_tokens=False).ids
+        whole = self._plain.decode_batch([[*before, token] for token in tokens], skip_special_tokens=False)
+        return MappingProxyType({token: text[1:] for token, text in zip(tokens, whole, strict=True)})
 
     @property
     def definition(self) -> str:

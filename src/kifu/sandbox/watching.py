@@ -71,6 +71,7 @@ class _Call:
         self._into = {sources.out: self.seen.out, sources.err: self.seen.err}
         if sources.report is not None:
             self._into[sources.report] = self.seen.report
+        self._reading = set(self._into)
         self._poll = select.poll()
         for handle in (sources.process, *self._into):
             os.set_blocking(handle, False)
@@ -90,14 +91,21 @@ class _Call:
             if now >= self._deadline:
                 self._overdue(now)
             ready = {handle for handle, _ in self._poll.poll(self._patience_ms(now))}
-            for handle in ready & self._into.keys():
+            for handle in ready & self._reading:
                 if not self._read(handle):
                     self._poll.unregister(handle)
-            over = self.seen.total_bytes > self._limits.output_kill_bytes and "output_limit" not in self._off
-            if over and self.seen.broken is None:
+                    self._reading.discard(handle)
+            if self._is_flood and self.seen.broken is None:
                 self._break(Reason.OUTPUT_LIMIT)
             is_over = self._sources.process in ready
-        self._drain()
+        if self.seen.broken is None:
+            self._drain()
+            if self._is_flood:  # it ended before it could be killed; what is too much does not depend on who was faster
+                self.seen.broken = Reason.OUTPUT_LIMIT
+
+    @property
+    def _is_flood(self) -> bool:
+        return self.seen.total_bytes > self._limits.output_kill_bytes and "output_limit" not in self._off
 
     def _patience_ms(self, now: float) -> int:
         until = self._deadline
@@ -123,13 +131,20 @@ class _Call:
             self._break(Reason.TIMEOUT)
 
     def _break(self, reason: Reason) -> None:
+        """Kill the call; what it had written by then is all that is kept, however long its end takes."""
         self.seen.broken = reason
         self._deadline = time.monotonic() + GRACE_S
         kill(self._sources.process)
+        for handle in self._reading:
+            if reason is not Reason.OUTPUT_LIMIT:
+                with suppress(BlockingIOError):
+                    self._read(handle)
+            self._poll.unregister(handle)
+        self._reading.clear()
 
     def _drain(self) -> None:
         """What the call wrote before it ended; a pipe holds little, so this is short."""
-        for handle in self._into:
+        for handle in self._reading:
             for _ in range(64):
                 with suppress(BlockingIOError):
                     if self._read(handle):

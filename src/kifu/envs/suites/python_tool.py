@@ -4,13 +4,13 @@ import ast
 import random
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from kifu.envs.boxed import BoxedEnvironment, judge_workshop
-from kifu.envs.spec import Capabilities, Reply, Snapshot, Task
+from kifu.envs.boxed import BoxedEnvironment, Sheet, judge_workshop
+from kifu.envs.spec import Capabilities, Reply, Task, ToolSpec
 from kifu.envs.splits import in_share, split_range
-from kifu.envs.tools import tool
+from kifu.envs.tools import class_tools, tool, with_pattern
 from kifu.errors import UsageError
 from kifu.records import Json, StopReason, ToolCall, Verdict
 from kifu.sandbox import Limits, Policy, Reason, Tree, python
@@ -52,13 +52,10 @@ FAMILIES: Mapping[str, _Family] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Sheet:
+class _Sheet(Sheet):
     """What has happened so far."""
 
-    turns: int = 0
     answer: str | None = None
-    invalid: int = 0
-    stop: str | None = None
 
 
 class PythonTool(BoxedEnvironment):
@@ -83,9 +80,11 @@ class PythonTool(BoxedEnvironment):
         "irreversible": "answering",
     }
 
+    turns: ClassVar[int] = TURNS
+    sheet_type: ClassVar[type[Sheet]] = _Sheet
+
     def __init__(self) -> None:
         super().__init__()
-        self._sheet = _Sheet()
         self._question: tuple[str, str, int, int] = ("times", "x", 2, 1)
         self._verdicts: dict[str, Verdict] = {}
 
@@ -99,7 +98,7 @@ class PythonTool(BoxedEnvironment):
                 "variable and whole numbers a and b; take tasks from PythonTool.tasks(split, seed)"
             )
         self.open_box(_POLICY)
-        self._question, self._sheet, self._verdicts = (str(family), str(variable), a, b), _Sheet(), {}
+        self._question, self._verdicts = (str(family), str(variable), a, b), {}
         return f"Write an expression for {FAMILIES[str(family)].text.format(v=variable, a=a, b=b)}."
 
     @tool
@@ -111,8 +110,8 @@ class PythonTool(BoxedEnvironment):
         """
         result = self.box.call("python", {"code": arg})
         if result.reason is Reason.DENIED:
-            return self._turn(result.text, error=result.text)
-        return self._turn(result.text, exit_status=result.code, error=None if result.is_ok else str(result.reason))
+            return self.turn(result.text, error=result.text)
+        return self.turn(result.text, exit_status=result.code, error=None if result.is_ok else str(result.reason))
 
     @tool
     def calc(self, arg: str) -> Reply:
@@ -123,8 +122,8 @@ class PythonTool(BoxedEnvironment):
         """
         found = calculated(arg)
         if found is None:
-            return self._turn("Error: bad expression.", error=f"bad expression {arg[:80]!r}")
-        return self._turn(str(found))
+            return self.turn("Error: bad expression.", error=f"bad expression {arg[:80]!r}")
+        return self.turn(str(found))
 
     @tool
     def answer(self, arg: str) -> Reply:
@@ -134,56 +133,21 @@ class PythonTool(BoxedEnvironment):
             arg: the expression, e.g. x*2+1.
         """
         right = self._judged(arg).success
-        return self._turn("", stop=StopReason.SUCCESS if right else StopReason.FAILURE, answer=arg)
-
-    def invalid(self, error: str) -> Reply:
-        """Anything else costs a turn."""
-        self._sheet = replace(self._sheet, invalid=self._sheet.invalid + 1)
-        return self._turn("Error: bad call.", error=error)
-
-    def _turn(
-        self,
-        text: str,
-        *,
-        stop: StopReason | None = None,
-        answer: str | None = None,
-        error: str | None = None,
-        exit_status: int | None = None,
-    ) -> Reply:
-        sheet = self._sheet
-        if sheet.stop is not None:
-            raise UsageError(f"the episode ended with {sheet.stop}; reset before the next call")
-        if stop is None and sheet.turns + 1 >= TURNS:
-            stop = StopReason.TASK_BUDGET
-        self._sheet = replace(sheet, turns=sheet.turns + 1, answer=answer, stop=stop)
-        return Reply(text=text, stop=stop, error=error, exit_status=exit_status)
+        reply = self.turn("", stop=StopReason.SUCCESS if right else StopReason.FAILURE)
+        self.note(answer=arg)
+        return reply
 
     def verify(self) -> Verdict:
         """Success is a right expression given with `answer`."""
-        if self._sheet.answer is None:
+        assert isinstance(self.sheet, _Sheet)
+        if self.sheet.answer is None:
             return Verdict(success=False, world_state_checks={"answered": False}, verifier="python_tool/1")
-        return replace(self._judged(self._sheet.answer), invalid_actions=self._sheet.invalid)
+        return replace(self._judged(self.sheet.answer), invalid_actions=self.sheet.invalid)
 
     def _judged(self, expression: str) -> Verdict:
         if expression not in self._verdicts:
             self._verdicts[expression] = _judge(expression, self._question)
         return self._verdicts[expression]
-
-    def snapshot(self) -> Snapshot:
-        """The sheet and the box's files."""
-        return {"sheet": asdict(self._sheet), "box": self.changes()}
-
-    def restore(self, ref: Snapshot) -> None:
-        """Take both back; reset with the same task first."""
-        if not isinstance(ref, dict) or not isinstance(ref.get("sheet"), dict) or not isinstance(ref.get("box"), dict):
-            raise UsageError(f"python_tool: found snapshot {ref!r:.100}, expected sheet and box")
-        sheet, box = ref["sheet"], ref["box"]
-        assert isinstance(sheet, dict)
-        assert isinstance(box, dict)
-        if set(sheet) != set(asdict(_Sheet())):
-            raise UsageError(f"python_tool: found a sheet of {sorted(sheet)}, expected {sorted(asdict(_Sheet()))}")
-        self._sheet = _Sheet(**sheet)  # type: ignore[arg-type]  # as asdict gave it
-        self.put_changes(box)
 
     @classmethod
     def tasks(cls, split: str, seed: int) -> Iterable[Task]:
@@ -201,6 +165,35 @@ class PythonTool(BoxedEnvironment):
         if rng.random() < noise:
             return _call("calc", f"{rng.randint(1, 99)}*{a}"), _call("answer", f"{task.data['variable']}+{b}+{b}+1")
         return _call("python", f"print({trial})"), _call("answer", gold)
+
+
+_TERM = r"([0-9]{1,2}|[a-z]|sum\(map\(int,str\([a-z]\)\)\))"
+EXPRESSION = rf"^{_TERM}((\+|-|\*|//|%){_TERM}){{0,2}}$"
+"""Of one to three terms: numbers, the variable, the sum of its digits."""
+
+
+class PythonExpression(PythonTool):
+    """The same questions with one tool: an answer of a few terms, which a grammar can spell."""
+
+    id: ClassVar[str] = "python_expression"
+    instructions: ClassVar[str] = (
+        'Answer with one Python expression of the named variable, as JSON, for example {"tool":"answer","arg":"x+1"}.'
+    )
+    facts: ClassVar[Mapping[str, str]] = {
+        **PythonTool.facts,
+        "observations": "the question",
+        "actions": "answer with an expression of one to three terms",
+        "end": f"an answer, or {TURNS} turns without one (task budget, a terminal failure)",
+    }
+
+    def tools(self) -> tuple[ToolSpec, ...]:
+        """The answer alone."""
+        return tuple(with_pattern(spec, "arg", EXPRESSION) for spec in class_tools(type(self)) if spec.name == "answer")
+
+    @classmethod
+    def demonstrate(cls, task: Task, *, seed: int = 0, noise: float = 0.0) -> tuple[ToolCall | str, ...]:
+        """The right expression; with noise, another."""
+        return super().demonstrate(task, seed=seed, noise=noise)[-1:]
 
 
 def calculated(expression: str) -> int | None:

@@ -2,11 +2,11 @@
 
 import random
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from kifu.envs.boxed import BoxedEnvironment
-from kifu.envs.spec import Capabilities, Reply, Snapshot, Task
+from kifu.envs.spec import Capabilities, Reply, Task
 from kifu.envs.splits import in_share, split_range
 from kifu.envs.tools import tool
 from kifu.errors import UsageError
@@ -68,15 +68,6 @@ JOBS: Mapping[str, _Job] = {
 """From the easiest on."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Sheet:
-    """What has happened so far."""
-
-    turns: int = 0
-    invalid: int = 0
-    stop: str | None = None
-
-
 class Terminal(BoxedEnvironment):
     """Do a job on files with a shell; the files tell whether it is done."""
 
@@ -99,9 +90,11 @@ class Terminal(BoxedEnvironment):
         "irreversible": "what a command does to files",
     }
 
+    turns: ClassVar[int] = TURNS
+    trust: ClassVar[Trust] = Trust.OUTSIDE
+
     def __init__(self) -> None:
         super().__init__()
-        self._sheet = _Sheet()
         self._job: tuple[str, str, str] = ("write", NAMES[0], NAMES[1])
         self._files: dict[str, str] = {}
 
@@ -113,7 +106,7 @@ class Terminal(BoxedEnvironment):
                 f"terminal task `{task.id}`: found data with {sorted(task.data)}, expected kind ({', '.join(JOBS)}), "
                 "name, word and files; take tasks from Terminal.tasks(split, seed)"
             )
-        self._job, self._sheet = (str(kind), name, word), _Sheet()
+        self._job = (str(kind), name, word)
         self._files = {path: str(text) for path, text in files.items()}
         self.open_box(Policy(base=Tree.of(self._files), tools=(shell(),), limits=_LIMITS))
         return JOBS[str(kind)].text.format(name=name, word=word)
@@ -128,23 +121,18 @@ class Terminal(BoxedEnvironment):
         result = self.box.call("bash", {"command": arg})
         text = result.text if result.is_ok else f"{result.text}\nexit code {result.code}".strip()
         if result.reason is Reason.EXIT:
-            return self._turn(text, exit_status=result.code)
-        return self._turn(result.text, error=str(result.reason))
+            return self.turn(text, exit_status=result.code)
+        return self.turn(result.text, error=str(result.reason))
 
     @tool
     def done(self) -> Reply:
         """Say that the job is done; the task ends."""
         right = self._checks().success
-        return self._turn("", stop=StopReason.SUCCESS if right else StopReason.FAILURE)
-
-    def invalid(self, error: str) -> Reply:
-        """Anything else costs a turn."""
-        self._sheet = replace(self._sheet, invalid=self._sheet.invalid + 1)
-        return self._turn("Error: bad call.", error=error)
+        return self.turn("", stop=StopReason.SUCCESS if right else StopReason.FAILURE)
 
     def verify(self) -> Verdict:
         """Look at the files."""
-        return replace(self._checks(), invalid_actions=self._sheet.invalid)
+        return replace(self._checks(), invalid_actions=self.sheet.invalid)
 
     def _checks(self) -> Verdict:
         kind, name, word = self._job
@@ -162,18 +150,6 @@ class Terminal(BoxedEnvironment):
             verifier="terminal/1",
         )
 
-    def snapshot(self) -> Snapshot:
-        """The sheet and the box's files."""
-        return {"sheet": asdict(self._sheet), "box": self.changes()}
-
-    def restore(self, ref: Snapshot) -> None:
-        """Take both back; reset with the same task first."""
-        sheet, box = (ref.get("sheet"), ref.get("box")) if isinstance(ref, dict) else (None, None)
-        if not isinstance(sheet, dict) or not isinstance(box, dict) or set(sheet) != set(asdict(_Sheet())):
-            raise UsageError(f"terminal: found snapshot {ref!r:.100}, expected sheet and box")
-        self._sheet = _Sheet(**sheet)  # type: ignore[arg-type]  # as asdict gave it
-        self.put_changes(box)
-
     @classmethod
     def tasks(cls, split: str, seed: int) -> Iterable[Task]:
         """Jobs of a split from ``seed`` on; none stands in two splits. The family is the sort of job."""
@@ -187,16 +163,6 @@ class Terminal(BoxedEnvironment):
         gold = JOBS[str(task.data["kind"])].gold.format(name=task.data["name"], word=task.data["word"])
         command = "ls logs; cat logs/a.log" if rng.random() < noise else gold
         return ToolCall(name="bash", arguments={"arg": command}), ToolCall(name="done")
-
-    def _turn(
-        self, text: str, *, stop: StopReason | None = None, error: str | None = None, exit_status: int | None = None
-    ) -> Reply:
-        if self._sheet.stop is not None:
-            raise UsageError(f"the episode ended with {self._sheet.stop}; reset before the next call")
-        if stop is None and self._sheet.turns + 1 >= TURNS:
-            stop = StopReason.TASK_BUDGET
-        self._sheet = replace(self._sheet, turns=self._sheet.turns + 1, stop=stop)
-        return Reply(text=text, stop=stop, error=error, exit_status=exit_status, trust=Trust.OUTSIDE)
 
 
 _LIMITS = Limits(wall_s=20.0, cpu_s=5, output_keep_bytes=4096)

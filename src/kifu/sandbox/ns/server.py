@@ -12,13 +12,13 @@ from types import ModuleType
 from kifu.errors import SandboxFailure
 from kifu.sandbox import globs, probes, wire
 from kifu.sandbox.contract import Mount
-from kifu.sandbox.ns import call, files, filter, kernel, launcher, rootfs, sheets, zygote
+from kifu.sandbox.ns import call, files, filter, kernel, launcher, merging, rootfs, sheets, zygote
 
 FIRST_UID = 200_000
 """Users nobody is, one per slot, for fork servers that root starts."""
 _FIRST_STAGE: tuple[ModuleType, ...] = (kernel, launcher)
 _SECOND_STAGE: tuple[ModuleType, ...] = (
-    wire, globs, probes, kernel, filter, launcher, rootfs, sheets, files, call, zygote,
+    wire, globs, probes, kernel, filter, launcher, rootfs, merging, sheets, files, call, zygote,
 )  # fmt: skip
 _ROOT_FOLDERS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _START_S = 30.0

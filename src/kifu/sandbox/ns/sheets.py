@@ -2,7 +2,7 @@
 
 A sheet is a memory file system with a folder ``u`` of files and a folder ``w`` for the kernel. A box has one sheet it
 writes to and any number it only reads; an overlay shows them as one folder. Nothing here takes time in proportion to
-what the sheets hold.
+what the sheets hold, but for one thing: when a box stands on `MERGED_AT` sheets of its own, they are copied into one.
 """
 
 # Pathlib would make every process that is forked here larger.
@@ -11,9 +11,12 @@ what the sheets hold.
 import os
 
 from kifu.sandbox.ns.kernel import MS_NODEV, MS_NOSUID, detach, mount
+from kifu.sandbox.ns.merging import merge
 
 MAX_SHEETS = 256
 """Of one box; the kernel takes their names in one page."""
+MERGED_AT = 48
+"""Sheets a box has written and only reads, before they become one."""
 SMALLEST = 1 << 16
 
 
@@ -77,7 +80,7 @@ class Sheets:
                 if len(box.lowers) >= MAX_SHEETS:
                     self._mount(box)
                     raise OSError(7, f"a box of {MAX_SHEETS} sheets takes no further snapshot")
-                box.lowers = [box.upper, *box.lowers]
+                box.lowers = self._merged([box.upper, *box.lowers])
             else:
                 self._release(box.upper)
             box.upper = None
@@ -123,6 +126,30 @@ class Sheets:
         for folder in "uwm":
             os.mkdir(f"{path}/{folder}")
         return Sheet(path, is_layer=is_layer)
+
+    def _merged(self, lowers: list[Sheet]) -> list[Sheet]:
+        """The same to read, in fewer sheets where there were many; as they were if that does not work out."""
+        own = [sheet for sheet in lowers if not sheet.is_layer]
+        if len(own) < MERGED_AT:
+            return lowers
+        used = [sheet.used() for sheet in own]
+        room = sum(size for size, _ in used) + SMALLEST, sum(inodes for _, inodes in used) + 64
+        made = self._sheet(room, is_layer=False)
+        made.users = 1
+        pid = os.fork()
+        if pid == 0:
+            try:
+                merge([sheet.path for sheet in reversed(own)], made.path)
+                os._exit(0)
+            finally:
+                os._exit(1)
+        _, status = os.waitpid(pid, 0)
+        if status:
+            self._release(made)
+            return lowers
+        for sheet in own:
+            self._release(sheet)
+        return [made, *(sheet for sheet in lowers if sheet.is_layer)]
 
     def _mount(self, box: Box) -> None:
         if box.upper is None:
