@@ -2,8 +2,7 @@
 
 import hashlib
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -12,32 +11,29 @@ from typing import Any
 
 from kifu.agents import AGENTS, Agent
 from kifu.credit.reading import RewardRules
-from kifu.envs import Environment, Observation, Reply, Task
+from kifu.envs import Environment, Task
 from kifu.envs.declared import asking, check_declared, tool_names
-from kifu.envs.questions import Questions, asked, questions
+from kifu.envs.questions import questions
 from kifu.envs.registry import resolve_environment
 from kifu.envs.source import source_of
 from kifu.errors import ExperimentError
 from kifu.models import ModelFolder, pull
 from kifu.policy import EngineSpec, FullWeights, LoraWeights, Machine, Weights
-from kifu.records import Provenance, Sampling, ToolCall, Trajectory, Trust
+from kifu.records import Provenance, Sampling, Trajectory
 from kifu.render import (
     DIALECTS,
-    Dialect,
-    Message,
     Renderer,
     SymbolRenderer,
-    TrustForm,
     load_renderer,
-    with_trust,
 )
-from kifu.rollout import Limits, Script, Setting, tool_views
+from kifu.rollout import Limits, Script, Setting
 from kifu.training.branching import check_rollouts
 from kifu.training.components import check_paid
 from kifu.training.discount import with_discount
+from kifu.training.examples import script_of, worked_examples
 from kifu.training.experiment import Loaded
 from kifu.training.freeze import Identity, Protocol, freeze
-from kifu.training.layers import Experiment, HfPolicy, Lora, Prompt, RecurrentPolicy
+from kifu.training.layers import Experiment, HfPolicy, Lora, RecurrentPolicy
 from kifu.training.machine import resolve_machine
 from kifu.training.outsider import Outsider, check_outsider, outsider_of
 from kifu.training.stages import Stage, check_stage, stages_of
@@ -155,7 +151,7 @@ class Prepared:
         """
 
         def demonstrate(task: Task, seed: int) -> Script:
-            return _script(self.environment, task, seed=seed, noise=noise, limit_s=self.tool_seconds)
+            return script_of(self.environment, task, seed=seed, noise=noise, limit_s=self.tool_seconds)
 
         return demonstrate
 
@@ -286,7 +282,7 @@ def _check_stages(stages: Sequence[Stage], experiment: Experiment, environment: 
         )
         if stage.demonstrations is not None:  # asked now, so that nothing was written when there is none
             limit_s = _limit(experiment)
-            _script(
+            script_of(
                 environment, demonstration_task(environment, 0, limit_s=limit_s), seed=0, noise=0.0, limit_s=limit_s
             )
 
@@ -433,68 +429,11 @@ def _setting(
         trust=prompt.trust_form if prompt else None,
         examples=()
         if not isinstance(policy, HfPolicy)
-        else _examples(environment, policy.prompt, DIALECTS[policy.dialect], limit_s=_limit(experiment)),
+        else worked_examples(environment, policy.prompt, DIALECTS[policy.dialect], limit_s=_limit(experiment)),
         records_value=isinstance(policy, RecurrentPolicy),
         isolation=layer.isolation,
         takes_in_process=layer.assurance == "in_process",
     )
-
-
-def _examples(
-    environment: type[Environment], prompt: Prompt, dialect: Dialect, *, limit_s: float
-) -> tuple[Message, ...]:
-    """Worked demonstrations, acted out in the environment so that the observations are its own."""
-    found: list[Message] = []
-    for index in range(prompt.examples):
-        task = demonstration_task(environment, index, limit_s=limit_s)
-        script = _script(environment, task, seed=task.seed, noise=0.0, limit_s=limit_s)
-        with _acting(environment, index, limit_s=limit_s) as (world, made):
-            first = world.ask("reset", partial(made.reset, task, task.seed))
-            found.append(Message(role="user", content=_observed(first, Trust.TASK, prompt.trust_form)))
-            for call in script.calls:
-                views = world.ask("listing its tools", lambda: tool_views(made.tools()))
-                found.append(Message(role="assistant", content=dialect.format_call(call, views)))
-                reply = world.ask(f"tool `{call.name}`", partial(made.step, call))
-                if not isinstance(reply, str | Reply):
-                    raise ExperimentError("policy.prompt.examples needs an environment whose tools are not async")
-                found.append(Message(role="tool", content=_observed(reply, Trust.TOOL, prompt.trust_form)))
-            found.pop()  # nothing is shown after the last call of an episode
-    return tuple(found)
-
-
-def _observed(found: str | Observation | Reply, trust: Trust, form: TrustForm | None) -> str:
-    """An observation of an example as a rollout would show it."""
-    return with_trust(found, trust, form) if isinstance(found, str) else with_trust(found.text, found.trust, form)
-
-
-@contextmanager
-def _acting(environment: type[Environment], index: int, *, limit_s: float) -> Iterator[tuple[Questions, Environment]]:
-    """An instance to act an example out in."""
-    with questions(f"environment `{environment.__name__}`, acting out example {index}", limit_s=limit_s) as world:
-        made = world.ask("making an instance", environment)
-        try:
-            yield world, made
-        finally:
-            world.leave(made.close)
-
-
-def _script(environment: type[Environment], task: Task, *, seed: int, noise: float, limit_s: float) -> Script:
-    try:
-        calls = asked(
-            f"environment `{environment.__name__}`",
-            f"demonstrating task {task.id}",
-            lambda: tuple(environment.demonstrate(task, seed=seed, noise=noise)),
-            limit_s=limit_s,
-        )
-    except NotImplementedError as missing:
-        raise ExperimentError(
-            f"environment `{environment.__name__}` has no demonstrator; define `demonstrate(task, *, seed, noise)`, "
-            "or do without examples and warm start"
-        ) from missing
-    shown = tuple(call for call in calls if isinstance(call, ToolCall))
-    if len(shown) != len(calls):
-        raise ExperimentError(f"the demonstrator of `{environment.__name__}` answers in text; only calls can be shown")
-    return Script(calls=shown)
 
 
 def _versions() -> dict[str, str]:
