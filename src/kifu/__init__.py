@@ -5,9 +5,11 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from kifu.envs.contract import Environment
+    from kifu.envs.rewards import reward
     from kifu.envs.spec import Capabilities, Component, Observation, Reply, SnapshotKind, Task
     from kifu.envs.tools import tool
     from kifu.errors import KifuError
+    from kifu.gateway.outside import agent
     from kifu.models.resolve import pull
     from kifu.records.outcome import StopReason, Verdict
     from kifu.records.turns import ToolCall
@@ -28,11 +30,13 @@ _TABLE = {
     "Task": "kifu.envs.spec:Task",
     "ToolCall": "kifu.records.turns:ToolCall",
     "Verdict": "kifu.records.outcome:Verdict",
+    "agent": "kifu.gateway.outside:agent",
     "audit": "kifu.training.auditing:audit",
     "evaluate": "kifu.training.simple:evaluate",
     "load_experiment": "kifu.training.experiment:load_experiment",
     "pull": "kifu.models.resolve:pull",
     "resume": "kifu.training.run:resume",
+    "reward": "kifu.envs.rewards:reward",
     "tool": "kifu.envs.tools:tool",
     "train": "kifu.training.simple:train",
 }
@@ -50,11 +54,13 @@ __all__ = [
     "Task",
     "ToolCall",
     "Verdict",
+    "agent",
     "audit",
     "evaluate",
     "load_experiment",
     "pull",
     "resume",
+    "reward",
     "tool",
     "train",
 ]
@@ -69,9 +75,9 @@ if not TYPE_CHECKING:  # a type checker sees the imports above, and knows which 
         try:
             value: object = getattr(import_module(module), found)
         except ModuleNotFoundError as missing:
-            raise ImportError(
-                f"kifu.{name} needs the package `{missing.name}`, which is not installed: pip install 'kifu[hf]'"
-            ) from missing
+            hint = import_module("kifu.errors").install_hint(missing.name)
+            why = f"needs the package `{missing.name}`, which is not installed"
+            raise ImportError(f"kifu.{name} {why}: {hint}") from missing
         globals()[name] = value
         return value
 

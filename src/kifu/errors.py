@@ -158,6 +158,19 @@ def crossing(error: type[BoundaryError], what: str) -> Iterator[None]:
         raise error(f"{what} failed: {type(cause).__name__}: {cause}") from cause
 
 
+_EXTRAS = {
+    "gateway": ("httpx2", "llguidance", "sse_starlette", "starlette", "uvicorn"),
+    "hf": ("torch", "transformers"),
+}
+
+
+def install_hint(package: str | None) -> str:
+    """How to get a package that an extra of kifu asks for."""
+    top = (package or "").partition(".")[0]
+    extra = next((name for name, packages in _EXTRAS.items() if top in packages), "hf")
+    return f"pip install 'kifu[{extra}]'"
+
+
 def nearest(name: str, known: list[str]) -> str:
     """Suggest names close to ``name``, ending with the whole list; for error messages."""
     close = get_close_matches(name, known, n=1, cutoff=0.5)

@@ -90,8 +90,12 @@ async def test_attempts_run_at_once_with_keys_of_their_own_and_share_no_state(
     )
     gateway, answers = serve(turns("yes")), list[str]()
     async with outside(gateway, agent) as attempts:
-        keep = replace(attempts, verify=lambda task, ran: answers.append(ran.text) is None)
-        records = await keep.run(places(6))
+
+        def keep(task: Task, ran: Ran) -> bool:
+            answers.append(ran.text)
+            return True
+
+        records = await replace(attempts, verify=keep).run(places(6))
     assert [len(record.turns) for record in records] == [1] * 6
     assert len(set(answers)) == 6, "neither key nor process is shared"
     assert all(text.count("sk-kifu") == 1 for text in answers), "what one attempt stored no other sees"

@@ -6,7 +6,7 @@ import typer
 
 from kifu.cli.console import guarded
 from kifu.cli.interrupted import runs
-from kifu.errors import UsageError
+from kifu.errors import UsageError, install_hint
 
 
 def load(where: str, *, command: str) -> typer.Typer:
@@ -20,7 +20,7 @@ def load(where: str, *, command: str) -> typer.Typer:
         found: typer.Typer = getattr(import_module(module), attribute)
     except ModuleNotFoundError as missing:
         raise UsageError(
-            f"`{command}` needs the package `{missing.name}`, which is not installed: pip install 'kifu[hf]'"
+            f"`{command}` needs the package `{missing.name}`, which is not installed: {install_hint(missing.name)}"
         ) from missing
     return found
 

@@ -4,12 +4,10 @@ from contextlib import AbstractAsyncContextManager
 from importlib import import_module
 from typing import Protocol, cast
 
-from kifu.errors import UsageError
+from kifu.errors import UsageError, install_hint
 from kifu.gateway.gateway import Gateway
 from kifu.gateway.rollout import Constrain
 from kifu.render import ChatRenderer
-
-INSTALL = "pip install 'kifu[gateway]'"
 
 
 class _Serving(Protocol):
@@ -55,6 +53,6 @@ def _load(where: str) -> object:
     except ModuleNotFoundError as missing:
         raise UsageError(
             f"an outside agent is heard through the gateway, which needs the package `{missing.name}`, and that is "
-            f"not installed: {INSTALL}"
+            f"not installed: {install_hint(missing.name)}"
         ) from missing
     return found

@@ -13,7 +13,7 @@ import signal
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from kifu.envs import Task
 from kifu.errors import AgentFailure, UsageError, VerifierFailure, crossing
@@ -33,30 +33,42 @@ Verify: TypeAlias = Callable[[Task, Ran], "Verdict | bool | float | Awaitable[Ve
 """Judges an attempt, in the owner's process; the agent has no key that could."""
 
 
+AgentFunction: TypeAlias = Callable[[Task, Endpoint], object]
+"""Takes a task and where its policy is; gives its answer."""
+
+
 class Function:
     """Implements `OutsideAgent` with a function ``(task, endpoint)``; one that is not async runs on a thread.
 
     A thread cannot be stopped: when its time is over its keys are revoked, and its calls are refused.
+
+    Args:
+        call: the function; or a class, of which every attempt makes an instance that is called.
+        name: instead of the function's own.
     """
 
-    def __init__(self, call: Callable[[Task, Endpoint], object], *, name: str | None = None) -> None:
-        self._call = call
+    def __init__(self, call: AgentFunction, *, name: str | None = None) -> None:
+        self.call = call
         self.id = f"function:{name or getattr(call, '__qualname__', type(call).__name__)}"
 
     def __call__(self, task: Task, endpoint: Endpoint) -> object:
         """Call the function itself."""
-        return self._call(task, endpoint)
+        return self.call(task, endpoint)
 
     async def run(self, task: Task, endpoint: Endpoint) -> Ran:
         """Attempt a task."""
         with crossing(AgentFailure, self.id):
-            if inspect.iscoroutinefunction(self._call):
-                return Ran(value=await self._call(task, endpoint))
-            return Ran(value=await asyncio.to_thread(self._call, task, endpoint))
+            call: Any = self.call() if inspect.isclass(self.call) else self.call
+            if inspect.iscoroutinefunction(call if inspect.isroutine(call) else type(call).__call__):
+                return Ran(value=await call(task, endpoint))
+            return Ran(value=await asyncio.to_thread(call, task, endpoint))
 
 
-def agent(call: Callable[[Task, Endpoint], object]) -> Function:
-    """Decorator: a function ``(task, endpoint)`` is an agent that can be run and recorded."""
+def agent(call: AgentFunction) -> Function:
+    """Decorator: a function ``(task, endpoint)``, or a class whose instances are called so, is an agent.
+
+    It can be run, recorded and trained.
+    """
     return Function(call)
 
 

@@ -1,5 +1,6 @@
 """Who acts, in layer 2: kifu's own strategy, or an agent outside that is heard through a gateway."""
 
+import re
 from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -19,6 +20,8 @@ class OutsideAgentLayer(Layer):
     type: Literal["outside"] = "outside"
     run: str | None = None
     """``file.py:function``: takes a task, a dictionary, and gives its answer; a process of its own for each attempt."""
+    function: str | None = None
+    """``file.py:name`` or ``module:name`` instead: what `kifu.agent` decorates, run inside kifu's process."""
     command: tuple[str, ...] | None = None
     """A program for each attempt instead; what it prints is its answer."""
     gives: tuple[str, ...] = ()
@@ -31,17 +34,13 @@ class OutsideAgentLayer(Layer):
 
     @model_validator(mode="after")
     def _one_of_two(self) -> "OutsideAgentLayer":
-        if (self.run is None) == (self.command is None):
-            raise ValueError("an outside agent is named by `run` (file.py:function) or by `command`, one of the two")
-        if self.run is not None and not (self.run.rpartition(":")[0].endswith(".py") and self._function.isidentifier()):
+        if sum(item is not None for item in (self.run, self.function, self.command)) != 1:
+            raise ValueError("an outside agent is named by one of `run` (file.py:function), `function` and `command`")
+        if self.run is not None and re.fullmatch(r".+\.py:[^\W\d]\w*", self.run) is None:
             raise ValueError("run: expected `path/to/file.py:function`")
         if self.command is not None and not self.command:
             raise ValueError("command: expected at least the name of a program")
         return self
-
-    @property
-    def _function(self) -> str:
-        return "" if self.run is None else self.run.rpartition(":")[2]
 
 
 AgentLayer = Annotated[ToolCalling | OutsideAgentLayer, Field(discriminator="type")]

@@ -10,9 +10,10 @@ from pathlib import Path
 from kifu.credit.branching import Independent
 from kifu.credit.scored import NoScores
 from kifu.envs import Environment
+from kifu.envs.files import load_module
 from kifu.envs.suites.jsonl import RewardFunction, resolve_reward
 from kifu.errors import ExperimentError
-from kifu.gateway import Command, Forked, OutsideAgent
+from kifu.gateway import Command, Forked, Function, OutsideAgent
 from kifu.gateway.listening import check_installed
 from kifu.records import Json
 from kifu.training.agent_layers import OutsideAgentLayer
@@ -49,7 +50,7 @@ def outsider_of(
         experiment: the six layers.
         folder: where relative paths start.
         python: interpreter of a function of a file.
-        given: an agent from Python, in place of a name.
+        given: an agent from Python, which the layer names.
 
     Raises:
         ExperimentError: it is not there.
@@ -59,11 +60,6 @@ def outsider_of(
     layer = policy.agent if isinstance(policy, HfPolicy) else None
     verifier = None if name is None else resolve_reward(_placed(name, folder))
     judged: dict[str, Json] = {} if verifier is None else {"verifier": _code_of(verifier)}
-    if given is not None:
-        check_installed()
-        made = given
-        code = {"code": _code_of(getattr(given, "function", given))}
-        return Outsider(make=lambda: made, id=given.id, verifier=verifier, protocol={**code, **judged})
     if not isinstance(layer, OutsideAgentLayer):
         if name is not None:
             raise ExperimentError(
@@ -72,15 +68,25 @@ def outsider_of(
             )
         return None
     check_installed()
+    if layer.function is not None:
+        made = _function_of(layer.function, folder) if given is None else given
+        code = _code_of(made.call if isinstance(made, Function) else made)
+        return Outsider(
+            make=lambda: made,
+            id=made.id,
+            gives=layer.gives,
+            verifier=verifier,
+            protocol={"function": code, "gives": [*layer.gives], **judged},
+        )
     if layer.run is not None:
         source, _, function = layer.run.rpartition(":")
         file = folder / source
         _check_function(file, function)
-        made = Forked(file, function, python=python)
+        forked = Forked(file, function, python=python)
         protocol: dict[str, Json] = {"run": f"{file.name}:{function}", "code": _digest(file)}
         return Outsider(
             make=lambda: Forked(file, function, python=python),
-            id=made.id,
+            id=forked.id,
             gives=layer.gives,
             verifier=verifier,
             protocol={**protocol, "gives": [*layer.gives], **judged},
@@ -134,6 +140,17 @@ def check_outsider(experiment: Experiment, stages: Sequence[Stage], *, environme
                 f"credit.algorithm = `{stage.method}` {what}, and an outside agent cannot be put back into the middle "
                 "of an episode; use kifu's own agent, or a method that needs whole rollouts alone, such as grpo"
             )
+
+
+def _function_of(name: str, folder: Path) -> OutsideAgent:
+    """What a name stands for: an agent, or a function that is one."""
+    source, _, attribute = _placed(name, folder).rpartition(":")
+    found = getattr(load_module(source, wanted="agent"), attribute, None)
+    if isinstance(found, Function | Forked | Command):
+        return found
+    if not callable(found):
+        raise ExperimentError(f"policy.agent.function: `{source}` has no function `{attribute}` (task, endpoint)")
+    return Function(found)
 
 
 def _check_function(file: Path, function: str) -> None:

@@ -15,6 +15,8 @@ from kifu.envs.registry import resolve_environment
 from kifu.envs.suites.jsonl import RewardFunction, questions
 from kifu.errors import UsageError
 from kifu.evaluation import EvaluationSummary
+from kifu.gateway import Function
+from kifu.gateway.outside import AgentFunction
 from kifu.training import evaluate as evaluation
 from kifu.training.called import check_count, check_reward, check_seed, listed_tasks, model_name, path_of, text_of
 from kifu.training.discount import UNDISCOUNTED
@@ -29,6 +31,7 @@ def train(
     *,
     tasks: str | Path | Sequence[Task] | None = None,
     reward: RewardFunction | str | None = None,
+    agent: AgentFunction | str | None = None,
     model: str | Path = "smollm2-135m",
     algorithm: str = "grpo",
     out: str | Path | None = None,
@@ -42,6 +45,8 @@ def train(
         environment: a class, or a name as in ``[environment] name``.
         tasks: path of a JSONL file of questions, or tasks of the environment; None takes the environment's own.
         reward: for a file of questions: ``exact``, ``numeric``, ``regex``, or a function of answer and task.
+        agent: acts instead of kifu's own and is heard through a gateway: a function of task and endpoint, see
+            `kifu.agent`, or ``file.py:function`` that takes a dictionary and knows nothing of kifu.
         model: a name, folder or hub id; ``recurrent`` is the small symbolic policy.
         algorithm: a name in `kifu.algorithms.ALGORITHMS`.
         out: run folder; ``runs/<name>-seed<seed>`` when None.
@@ -55,7 +60,9 @@ def train(
     """
     root = None if out is None else path_of(out, where="kifu.train: out")
     check_seed(seed, where="kifu.train")
-    loaded = fill(environment, tasks=tasks, reward=reward, model=model, algorithm=algorithm, overrides=overrides)
+    loaded = fill(
+        environment, tasks=tasks, reward=reward, agent=agent, model=model, algorithm=algorithm, overrides=overrides
+    )
     return run_experiment(loaded, out=root, seed=seed, quiet=quiet)
 
 
@@ -101,6 +108,7 @@ def fill(
     *,
     tasks: str | Path | Sequence[Task] | None = None,
     reward: RewardFunction | str | None = None,
+    agent: AgentFunction | str | None = None,
     model: str | Path = "smollm2-135m",
     algorithm: str = "grpo",
     overrides: Mapping[str, Any] | None = None,
@@ -128,7 +136,7 @@ def fill(
             **_described(cls, reward),
             **({} if listed else {"splits": _SPLITS}),
         },
-        "policy": _policy(model),
+        "policy": {**_policy(model), **({} if agent is None else {"agent": _agent(agent, where=where)})},
         "credit": {"algorithm": algorithm, "gamma": UNDISCOUNTED},
         "update": {
             "steps": 12,
@@ -143,7 +151,10 @@ def fill(
             value = {part: value}
         table = merge(table, value)
     loaded = parse_experiment(table, name=_slug(cls), folder=Path.cwd(), where=where)
-    return replace(loaded, environment=cls, tasks=listed, tasks_digest=tasks_digest(listed) if listed else None)
+    loaded = replace(loaded, environment=cls, tasks=listed, tasks_digest=tasks_digest(listed) if listed else None)
+    if agent is None or isinstance(agent, str):
+        return loaded
+    return replace(loaded, agent=agent if isinstance(agent, Function) else Function(agent))
 
 
 _SPLITS = {"train": "seed 0..", "held_out": "seed 5_000_000.."}
@@ -240,6 +251,18 @@ def _policy(model: str) -> Table:
     if model == "recurrent":
         return {"engine": "recurrent"}
     return {"engine": "hf", "model": model, "weights": {"type": "lora"}}
+
+
+def _agent(agent: AgentFunction | str, *, where: str) -> Table:
+    if isinstance(agent, str):
+        return {"type": "outside", "run": agent}
+    if not callable(agent):
+        raise UsageError(
+            f"{where}: agent is {agent!r:.100}, expected a function of task and endpoint, or `file.py:function`"
+        )
+    found = agent.call if isinstance(agent, Function) else agent
+    _refuse_while_loading(found)
+    return {"type": "outside", "function": _import_name(found)}
 
 
 def _evaluated(listed: Sequence[Task]) -> int:
