@@ -117,6 +117,9 @@ def calls(rounds: int, bwrap: str) -> list[Row]:
         peers["`bwrap` with the same filter and limits, `sh -c true`"] = lambda: safe.run(TRUE)
         naive = [bwrap, "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--unshare-all", "/bin/true"]
         peers["`bwrap --ro-bind / / --unshare-all` (unsafe), `true`"] = lambda: subprocess.run(naive, check=True)
+    peers |= {
+        name: lambda argv=argv: subprocess.run(argv, check=True, capture_output=True) for name, argv in programs()
+    }  # type: ignore[misc]
     peer_rows = [Row(name) for name in peers]
     for _ in range(rounds):
         timed_call(rows[0], box, TRUE)
@@ -128,6 +131,44 @@ def calls(rounds: int, bwrap: str) -> list[Row]:
     if other:
         other.close()
     return [*rows, *peer_rows]
+
+
+def programs() -> list[tuple[str, list[str]]]:
+    """What else isolates a command and is installed, asked for about what `ns` does where it can be."""
+    firejail = [
+        "--quiet",
+        "--noprofile",
+        "--net=none",
+        "--private",
+        "--private-dev",
+        "--private-tmp",
+        "--caps.drop=all",
+    ]
+    firejail += ["--nonewprivs", "--seccomp", "--rlimit-nproc=64", "--rlimit-nofile=256"]
+    runsc = ["--rootless", "--platform=ptrace", "--network=none", "do"]
+    podman = [
+        "--root",
+        "/run/podman",
+        "--runroot",
+        "/run/podman-state",
+        "--cgroup-manager",
+        "cgroupfs",
+        "--runtime",
+        "crun",
+    ]
+    podman += ["run", "--rm", "--network", "none", "--cgroups=disabled", "--read-only", "--cap-drop", "all"]
+    podman += ["--security-opt", "no-new-privileges", "--ulimit", "nofile=256:256", "--ulimit", "nproc=64:64"]
+    podman += ["--rootfs", "/run/peers"]
+    known = {
+        "`firejail`, private folders, no network, seccomp": ["firejail", *firejail],
+        "`runsc --rootless --platform=ptrace do` (gVisor)": ["runsc", *runsc],
+        "`podman run` over `crun`, cgroups off": ["podman", *podman],
+    }
+    return [
+        (f"{name}, `sh -c true`", [*argv, "/bin/sh", "-c", "true"])
+        for name, argv in known.items()
+        if shutil.which(argv[0])
+    ]
 
 
 def resets(rounds: int) -> list[Row]:

@@ -135,6 +135,32 @@ def test_ten_gigabytes_of_output_are_cut_off(backend: NsBackend) -> None:
     assert result.total_bytes < 16 << 20
 
 
+def test_how_much_output_is_too_much_does_not_depend_on_who_is_faster(backend: NsBackend) -> None:
+    """A writer that ends by itself just above the limit, and one just at it."""
+    limits = Limits(wall_s=60, output_kill_bytes=40_000, output_keep_bytes=100)
+    with open_sandbox(Policy(tools=(shell(),), limits=limits), backends=[backend]) as sandbox:
+        for count, reason in ((40_000, Reason.EXIT), (40_001, Reason.OUTPUT_LIMIT)) * 4:
+            result = sandbox.call("bash", {"command": f"head -c {count} /dev/zero"})
+            assert (result.reason, result.total_bytes) == (reason, count)
+
+
+def test_nothing_is_read_after_a_call_is_to_be_killed(backend: NsBackend) -> None:
+    """However long the kill takes to arrive: a read of each pipe above the limit is all there can be."""
+    limits = Limits(wall_s=60, output_kill_bytes=1 << 18, output_keep_bytes=100)
+    with open_sandbox(Policy(tools=(shell(),), limits=limits), backends=[backend]) as sandbox:
+        for _ in range(3):
+            result = sandbox.call("bash", {"command": "yes & yes >&2"})
+            assert result.reason is Reason.OUTPUT_LIMIT
+            assert 1 << 18 < result.total_bytes <= (1 << 18) + 2 * (1 << 16)
+
+
+def test_what_was_written_before_the_time_was_up_is_kept(backend: NsBackend) -> None:
+    policy = Policy(tools=(shell(),), limits=Limits(wall_s=3.0))
+    with open_sandbox(policy, backends=[backend]) as sandbox:
+        result = sandbox.call("bash", {"command": "echo begun; echo wrong >&2; sleep 60"})
+    assert (result.reason, result.out, result.err) == (Reason.TIMEOUT, b"begun\n", b"wrong\n")
+
+
 def test_a_missing_interpreter_is_told_apart_from_a_failing_one(backend: NsBackend) -> None:
     tool = RunTool(name="ruby", argv=("/opt/ruby/bin/ruby", "-e", "1"))
     with open_sandbox(Policy(tools=(tool, shell()), limits=LIMITS), backends=[backend]) as sandbox:
