@@ -1,37 +1,31 @@
 """Unmodified client libraries, each in its own environment, against the gateway on a socket; their records audited."""
 
-import asyncio
 import json
-import os
 import sys
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Any
 
 import httpx2
-import numpy as np
 import pytest
 
+from client_audit import Witness, largest_error
 from kifu.engines.hf import build
 from kifu.gateway import Gateway, Opened, Serving
 from kifu.gateway.grammar import Grammars
 from kifu.models import ModelFolder
-from kifu.policy import EngineSpec, Machine, ScoreRequest, ScriptedSampler
+from kifu.policy import EngineSpec, Machine, ScriptedSampler
 from kifu.records import (
     BlobStore,
     Origin,
     RolloutKey,
     RunStore,
-    Trajectory,
     Verdict,
-    as_ints,
     audit_run,
-    placed_spans,
     pre_update_check,
 )
 from kifu.render import ChatRenderer
-from sdk_envs import interpreter
+from sdk_envs import run_client
 
 KEY = RolloutKey(seed=3, step=0, group=0, member=0)
 CLIENTS = Path(__file__).parent / "clients"
@@ -42,30 +36,6 @@ Serve = Callable[..., Gateway]
 Turns = Callable[..., ScriptedSampler]
 Masked = Callable[..., list[tuple[Origin, str]]]
 Live = Callable[..., AbstractAsyncContextManager[tuple[Opened, httpx2.AsyncClient]]]
-
-
-async def run_client(environment: str, script: str, mode: str, *, url: str, key: str, **more: str) -> dict[str, Any]:
-    """Run a client script and read what it printed."""
-    python = await asyncio.to_thread(interpreter, environment)
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("OPENAI", "ANTHROPIC"))}
-    named = {
-        "OPENAI_BASE_URL": f"{url}/v1",
-        "OPENAI_API_KEY": key,
-        "ANTHROPIC_BASE_URL": url,
-        "ANTHROPIC_API_KEY": key,
-    }
-    process = await asyncio.create_subprocess_exec(
-        str(python),
-        str(CLIENTS / f"{script}.txt"),
-        mode,
-        env={**kept, **named, **more},
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    out, err = await asyncio.wait_for(process.communicate(), 240)
-    assert process.returncode == 0, err.decode()[-3000:]
-    found: dict[str, Any] = json.loads(out)
-    return found
 
 
 @pytest.mark.parametrize("mode", ["whole", "stream"])
@@ -89,10 +59,12 @@ async def test_a_client_library_solves_a_task_with_a_tool_on_one_tape(
     script: str,
     mode: str,
 ) -> None:
-    gateway = serve(turns(*SCRIPT))
+    witness = Witness(turns(*SCRIPT))
+    gateway = serve(witness)
     async with live(gateway) as (opened, client):
         url = f"{str(client.base_url).rstrip('/')}{opened.path}"
-        found = await run_client(environment, script, mode, url=url, key=opened.model_key)
+        out = await run_client(environment, CLIENTS / f"{script}.txt", [mode], url=url, key=opened.model_key)
+    found = json.loads(out)
     await gateway.judge(KEY.id, Verdict(success=True))
     record = await gateway.seal(KEY.id)
 
@@ -107,6 +79,7 @@ async def test_a_client_library_solves_a_task_with_a_tool_on_one_tape(
     assert prompts.endswith("What is 1+1?")
     assert {origin for origin, _ in own} == {Origin.POLICY, Origin.ENVIRONMENT, Origin.PROMPT, Origin.TEMPLATE}
     assert record.sampled_tokens == sum(len(text) + 1 for text in SCRIPT)
+    assert witness.problems(record) == []
     assert pre_update_check(record) == []
     store.seal(0)
     assert audit_run(store.folder).problems == ()
@@ -128,33 +101,17 @@ async def test_a_client_library_over_a_real_model_is_captured_at_ratio_one(
     )
     async with live(gateway) as (opened, client):
         url = str(client.base_url).rstrip("/")
-        found = await run_client(
-            environment, "openai_chat", "stream", url=url, key=opened.model_key, TOOL_CHOICE="required"
-        )
+        script = CLIENTS / "openai_chat.txt"
+        out = await run_client(environment, script, ["stream"], url=url, key=opened.model_key, TOOL_CHOICE="required")
+    found = json.loads(out)
     record = await gateway.seal(KEY.id)
-    error = await _largest_error(engine.sampler, record, engine.bitmaps)
+    error = await largest_error(engine.sampler, record)
     engine.close()
 
     assert found["seen"][0]["tool_calls"][0]["function"]["name"] == "add"
     assert gateway.delivered.fraction == 1.0
     assert error < 1e-4
     assert [turn.action.executed == turn.action.sampled for turn in record.turns] == [True] * len(record.turns)
-
-
-async def _largest_error(sampler: Any, record: Trajectory, bitmaps: dict[str, bytes]) -> float:  # noqa: ANN401
-    assert not bitmaps
-    errors = []
-    for placed in placed_spans(record, origin=Origin.POLICY):
-        span = placed.span
-        request = ScoreRequest(
-            token_ids=as_ints(record.tape_ids(placed.tape)[: placed.stop]),
-            positions=as_ints(np.arange(placed.start, placed.stop)),
-            sampling=span.sampling,  # type: ignore[arg-type]
-            support=span.support,
-        )
-        scores = (await sampler.score([request]))[0]
-        errors.append(float(np.abs(scores.logprobs - span.logprobs).max()))
-    return max(errors)
 
 
 def test_the_clients_do_not_know_kifu() -> None:

@@ -86,6 +86,7 @@ def test_the_document_is_as_written_out_by_hand(make: Make) -> None:
                     "tape": 0,
                     "finish": "stop",
                     "reward_components": {"shaping": 0.5, "format": 1.0},
+                    "events": [{"kind": "memory.read", "key": "k", "score": 0.5}],
                 },
             },
             {

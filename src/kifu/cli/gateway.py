@@ -23,6 +23,8 @@ from kifu.render import ChatRenderer, dialect, load_renderer
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 ADMIN = "KIFU_GATEWAY_ADMIN_KEY"
+ALTERNATIVES = 20
+"""Likeliest tokens that a call may ask for; OpenAI's own limit."""
 
 
 @app.command()
@@ -68,6 +70,7 @@ def gateway(
         frozen=frozen,
         max_new_tokens=max_new_tokens,
         max_context=max_context,
+        alternatives=ALTERNATIVES if upstream is None else 0,
     )
     try:
         asyncio.run(

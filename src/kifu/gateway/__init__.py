@@ -8,6 +8,7 @@ from kifu.gateway.endpoint import Endpoint, OutsideAgent, Ran
 from kifu.gateway.forked import Forked
 from kifu.gateway.gateway import Gateway, Opened
 from kifu.gateway.keys import Grant, KeyRing, Role
+from kifu.gateway.lineage import AgentLink, agent_links
 from kifu.gateway.outside import Command, Function, Outside, agent
 from kifu.gateway.refusal import Refusal
 from kifu.gateway.rollout import Desk, Rollout
@@ -15,6 +16,7 @@ from kifu.gateway.said import Said, SaidCall
 from kifu.gateway.settings import Limits, Serving
 
 __all__ = [
+    "AgentLink",
     "Asked",
     "Capture",
     "Captured",
@@ -45,5 +47,6 @@ __all__ = [
     "Serving",
     "Terms",
     "agent",
+    "agent_links",
     "attempt",
 ]

@@ -16,6 +16,7 @@ from kifu.gateway.body import parse_body, read_body
 from kifu.gateway.gateway import Gateway
 from kifu.gateway.http import Endpoint, answering, counting, grant_of, refused, rollout_of
 from kifu.gateway.keys import Role
+from kifu.gateway.otlp import tracing
 from kifu.gateway.refusal import Refusal
 from kifu.gateway.wire import DIALECTS
 from kifu.gateway.wire.contract import Strict, validate
@@ -67,6 +68,7 @@ def build_app(gateway: Gateway) -> Starlette:
         routes += [_post(path, endpoint), _post(f"/r/{{rollout:path}}{path}", endpoint)]
     for prefix in ("", "/r/{rollout:path}"):
         routes.append(_post(f"{prefix}/v1/messages/count_tokens", counting(gateway)))
+        routes.append(_post(f"{prefix}/v1/traces", tracing(gateway)))
         routes.append(Route(f"{prefix}/v1/models", _guarded(_models, gateway), methods=["GET"]))
         routes.append(Route(f"{prefix}/v1/models/{{model}}", _guarded(_model, gateway), methods=["GET"]))
     routes += [

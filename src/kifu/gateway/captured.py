@@ -198,6 +198,7 @@ def _generation_to_json(generation: Generation) -> dict[str, Any]:
         "finish": generation.finish.value,
         "sampling": asdict(generation.sampling),
         "support": None if generation.support is None else [_support_to_json(item) for item in generation.support],
+        **({} if generation.alternatives is None else {"alternatives": generation.alternatives}),
     }
 
 
@@ -205,7 +206,7 @@ def _generation_from_json(value: Mapping[str, Any]) -> Generation:
     sampling = dict(value["sampling"])
     for name in ("stop_ids", "stop_strings", "untrainable"):
         sampling[name] = tuple(sampling[name])
-    support = value["support"]
+    support, told = value["support"], value.get("alternatives")
     return Generation(
         token_ids=as_ints(value["token_ids"]),
         sampled=np.array(value["sampled"], dtype=np.bool_),
@@ -214,6 +215,7 @@ def _generation_from_json(value: Mapping[str, Any]) -> Generation:
         finish=Finish(value["finish"]),
         sampling=Sampling(**sampling),
         support=None if support is None else tuple(_support_from_json(item) for item in support),
+        alternatives=None if told is None else tuple(tuple((token, nats) for token, nats in item) for item in told),
     )
 
 

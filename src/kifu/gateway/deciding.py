@@ -37,10 +37,11 @@ def decide(asked: Asked, *, serving: Serving, purpose: Purpose, room: int, rende
         Refusal: the sampler does not apply a transform that was asked for.
     """
     wanted = asked.decoding
-    if asked.top_logprobs:
+    if asked.top_logprobs > serving.alternatives:
         name = "logprobs" if asked.api == "completions" else "top_logprobs"
         raise Refusal(
-            f"{name}: only the sampled token's logprob is on record, no alternatives; ask without them",
+            f"{name}: found {asked.top_logprobs}; the sampler tells at most {serving.alternatives} alternatives to a "
+            "token, ask for fewer",
             field=name,
             code="unsupported_value",
         )

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 from kifu.errors import RecordError
@@ -14,6 +15,7 @@ from kifu.gateway.refusal import Refusal
 from kifu.gateway.rollout import Constrain, Counts, Desk, Reached, Rollout
 from kifu.gateway.scripted import Lines
 from kifu.gateway.settings import Serving
+from kifu.gateway.spans import with_spans
 from kifu.policy import Constraint, Generation, Sampler
 from kifu.records import (
     BlobStore,
@@ -104,7 +106,7 @@ class Gateway:
         """Of sealed rollouts, added up."""
         self.delivered = Delivered()
         """Of sealed rollouts, added up."""
-        self._forks = self._reserialized = self._quarantined = 0
+        self._forks = self._reserialized = self._quarantined = self._spans = self._lost_spans = 0
         self._store = store
         self._blobs = blobs
         self._bitmaps = {} if bitmaps is None else bitmaps
@@ -231,6 +233,8 @@ class Gateway:
         rollout = self._ended(name)
         await rollout.close()
         tapes, turns = rollout.capture.build(rollout.num_turns)
+        spans, named = rollout.traces.spans, partial(rollout.names.turn, num_turns=rollout.num_turns)
+        turns, lost = with_spans(turns, spans, named)
         ended = rollout.cut if outcome is None else outcome
         ended = _outcome(turns, item.verdict) if ended is None else ended
         now = self.desk.clock()
@@ -254,6 +258,8 @@ class Gateway:
         self._forks += rollout.capture.forks
         self._reserialized += len(rollout.capture.reserialized)
         self._quarantined += rollout.capture.quarantined
+        self._spans += len(spans)
+        self._lost_spans += lost
         for field_name in Counts.__dataclass_fields__:
             total = getattr(self.sealed, field_name) + getattr(rollout.counts, field_name)
             setattr(self.sealed, field_name, total)
@@ -271,6 +277,8 @@ class Gateway:
             "forks": self._forks + sum(capture.forks for capture in captures),
             "reserialized": self._reserialized + sum(len(capture.reserialized) for capture in captures),
             "quarantined": self._quarantined + sum(capture.quarantined for capture in captures),
+            "spans": self._spans + sum(len(item.rollout.traces.spans) for item in self._open.values()),
+            "lost_spans": self._lost_spans,
             "sampled_tokens": delivered.sampled,
             "delivered_tokens": delivered.trainable,
             "delivered_fraction": delivered.fraction,
@@ -345,6 +353,8 @@ def _replay(item: _Open, entry: Mapping[str, Any]) -> None:
             item.rollout.restore(captured_from_json(entry["call"]))
         case "event":
             item.rollout.capture.mark(entry["turn"], Event(kind=entry["event"], detail=entry.get("detail", {})))
+        case "spans":
+            item.rollout.traces.restore(entry)
         case "verdict":
             item.verdict = Verdict(**entry["verdict"])
         case other:

@@ -19,12 +19,17 @@ from kifu.gateway.body import parse_body, read_body
 from kifu.gateway.captured import Captured
 from kifu.gateway.gateway import Gateway
 from kifu.gateway.keys import Grant, Role
+from kifu.gateway.lineage import lineage_of, name_of
 from kifu.gateway.refusal import Refusal
 from kifu.gateway.rollout import Rollout, Underway
 from kifu.gateway.wire import DIALECTS, Dialect
 from kifu.gateway.wire.contract import Answer
 from kifu.gateway.wire.messages import require_limit
 
+FRAMING = "conflicting_framing"
+"""Code of a request that may hide another one: its connection is closed."""
+MAX_DIGITS = 10
+"""Of a count in a header."""
 PING_S = 15
 """Seconds between signs of life in a stream that waits."""
 
@@ -37,6 +42,8 @@ def secret_of(request: Request) -> str:
     Raises:
         Refusal: none, or two that differ.
     """
+    if "transfer-encoding" in request.headers and "content-length" in request.headers:
+        raise Refusal("both transfer-encoding and content-length say where the body ends; send one", code=FRAMING)
     found = []
     for value in request.headers.getlist("authorization"):
         scheme, _, secret = value.partition(" ")
@@ -116,6 +123,8 @@ def counting(gateway: Gateway) -> Endpoint:
 def refused(dialect: Dialect, refusal: Refusal) -> JSONResponse:
     """An error in the dialect's own form."""
     headers = {"retry-after": "1"} if refusal.status in (429, 503) else {}
+    if refusal.code == FRAMING:
+        headers["connection"] = "close"
     return JSONResponse(dialect.error(refusal), status_code=refusal.status, headers=headers)
 
 
@@ -143,7 +152,9 @@ async def _answer(request: Request, gateway: Gateway, dialect: Dialect) -> Respo
     retry = request.headers.get("x-stainless-retry-count", "0")
     name = request.headers.get("idempotency-key", "")[:200]
     before = rollout.counts.replayed
-    call = rollout.begin(asked, body=body, retry=int(retry) if retry.isdecimal() else 0, retry_key=name)
+    notes = lineage_of(request.headers, rollout.names, num_turns=rollout.num_turns)
+    tries = int(retry) if retry.isdecimal() and len(retry) < MAX_DIGITS else 0
+    call = rollout.begin(asked, body=body, retry=tries, retry_key=name, notes=notes)
     headers = _headers(asked, call, replayed=rollout.counts.replayed > before)
     answer = _about(gateway, rollout, asked=asked, call=call)
     if asked.stream:
@@ -158,7 +169,7 @@ async def _answer(request: Request, gateway: Gateway, dialect: Dialect) -> Respo
 
 
 def _about(gateway: Gateway, rollout: Rollout, *, asked: Asked, call: Underway) -> Answer:
-    name = hashlib.sha256(f"{rollout.key.id}/{call.turn}".encode()).hexdigest()[:24]
+    name = name_of(rollout.key.id, call.turn, digits=24)
     return Answer(
         asked=asked,
         id=name,

@@ -1,7 +1,6 @@
 """One rollout of an outside agent: its calls are placed, sampled, logged, then answered."""
 
 import asyncio
-import hashlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -14,11 +13,13 @@ from kifu.gateway.captured import Captured, Choice, captured_to_json, problem_of
 from kifu.gateway.covering import uncovered
 from kifu.gateway.deciding import Decided, decide
 from kifu.gateway.laying import lay_bare, lay_call
+from kifu.gateway.lineage import Names, name_of
 from kifu.gateway.placing import Laid
 from kifu.gateway.refusal import Refusal
 from kifu.gateway.said import Said
 from kifu.gateway.scripted import Lines, write_line
 from kifu.gateway.settings import Serving
+from kifu.gateway.spans import Traces
 from kifu.gateway.speech import Manner, speak
 from kifu.policy import Constraint, Generation, Request, Sampler
 from kifu.records import Durable, Event, Ints, Outcome, RolloutKey, StopReason, TaskRef, as_ints
@@ -90,6 +91,7 @@ class Placed:
     constraints: tuple[Constraint | None, ...]
     """One for each choice; they keep what they have read."""
     asked_at: float
+    notes: tuple[Event, ...] = ()
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -149,6 +151,8 @@ class Rollout:
         self.capture = Capture()
         self.counts = Counts()
         self.num_turns = 0
+        self.names = Names(key.id)
+        self.traces = Traces(log, limit=desk.serving.limits.spans)
         self._log = log
         self._calls: list[Underway] = []
         self._reached = reached
@@ -162,7 +166,9 @@ class Rollout:
         """Calls not answered yet."""
         return sum(not call.task.done() for call in self._calls)
 
-    def begin(self, asked: Asked, *, body: str, retry: int = 0, retry_key: str = "") -> Underway:
+    def begin(
+        self, asked: Asked, *, body: str, retry: int = 0, retry_key: str = "", notes: tuple[Event, ...] = ()
+    ) -> Underway:
         """Place a call and start it, or find the one it repeats.
 
         Args:
@@ -170,6 +176,7 @@ class Rollout:
             body: digest of its body.
             retry: how often the client's library tried before, by its own count.
             retry_key: the client's own name of the call, equal on retries.
+            notes: what else is known of the call; events of its turn.
 
         Raises:
             Refusal: the rollout is sealed, or the call cannot be answered.
@@ -190,7 +197,7 @@ class Rollout:
                 status=429,
                 code="rate_limit_exceeded",
             )
-        placed = self._allowed(asked, body=body, retry_key=retry_key)
+        placed = replace(self._allowed(asked, body=body, retry_key=retry_key), notes=notes)
         call = Underway(
             turn=placed.turn,
             prompt_ids=placed.laid.token_ids,
@@ -414,6 +421,7 @@ class Rollout:
             max_new_tokens=placed.decided.max_new_tokens,
             constraint=constraint,
             prefix_group=f"{self.key.purpose}/{self.key.step}/{self.key.group}",
+            alternatives=placed.asked.top_logprobs,
         )
 
     def _choice(self, placed: Placed, generation: Generation, at: int) -> Choice:
@@ -424,7 +432,7 @@ class Rollout:
         )
         if problem is not None:
             withheld = f"invalid generation: {problem}"
-        name = hashlib.sha256(f"{self.key.id}/{placed.turn + at}".encode()).hexdigest()[:20]
+        name = name_of(self.key.id, placed.turn + at)
         manner = Manner(tools=() if asked.choosing is Choosing.NONE else asked.tools, stop_strings=asked.decoding.stop)
         choice = speak(self.desk.renderer, generation, manner=manner, name=name, withheld=withheld)
         return choice if self._lines is None else replace(choice, demonstrated=True, withheld=None)
@@ -455,7 +463,7 @@ class Rollout:
             said=placed.said,
             messages=placed.messages,
             choices=choices,
-            events=(Event(kind=CALL, detail=detail),),
+            events=(Event(kind=CALL, detail=detail), *placed.notes),
             error=error,
             asked_at=placed.asked_at,
             answered_at=self.desk.clock(),

@@ -24,6 +24,8 @@ class Limits:
     """Calls under way at once, of all rollouts."""
     rollouts: int = 100_000
     """Open at once."""
+    spans: int = 10_000
+    """Of one rollout, as its agent reports them."""
     read_s: float = 30.0
     """For the whole body of a call to arrive."""
     call_s: float = 600.0
@@ -48,5 +50,8 @@ class Serving:
     """Number of ids; 0 takes the tokenizer's."""
     applies_biases: bool = False
     """Whether the sampler applies repetition penalties and logit biases; without it they are refused."""
+    alternatives: int = 0
+    """Most likely tokens that a call may ask for beside each sampled one (``top_logprobs``); 0 where the sampler
+    tells none."""
     provenance: Provenance = field(default_factory=Provenance)
     limits: Limits = field(default_factory=Limits)

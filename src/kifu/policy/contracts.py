@@ -48,6 +48,8 @@ class Request:
     constraint: Constraint | None = None
     prefix_group: str = ""
     """Calls with one group share a long prompt; the engine prefills it once."""
+    alternatives: int = 0
+    """How many of the likeliest tokens to tell beside each sampled one, by engines that can."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -72,6 +74,9 @@ class Generation:
     """Mean over sampled tokens, nats, of the distribution sampled from."""
     entropies: Floats | None = None
     """``[N]`` nats, of the distribution each token was sampled from; NaN where not sampled."""
+    alternatives: tuple[tuple[tuple[int, float], ...], ...] | None = None
+    """``[N]`` the likeliest ids with their nats, in falling order, of the distribution each token was sampled from;
+    empty where nobody chose. None when none were asked for, or when the engine cannot tell them."""
 
     def __post_init__(self) -> None:
         count = self.token_ids.size
@@ -81,6 +86,8 @@ class Generation:
             raise RecordError(f"generation: {count} ids, {len(self.support)} supports")
         if self.entropies is not None and self.entropies.size != count:
             raise RecordError(f"generation: {count} ids, {self.entropies.size} entropies")
+        if self.alternatives is not None and len(self.alternatives) != count:
+            raise RecordError(f"generation: {count} ids, alternatives of {len(self.alternatives)}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

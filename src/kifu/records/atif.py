@@ -6,6 +6,7 @@ only, so their text appears when the caller passes ``decode``.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -43,9 +44,10 @@ def to_atif(trajectory: Trajectory, *, agent: AgentCard | None = None, decode: D
     stands in ``extra``.
     """
     agent = agent or AgentCard()
-    messages = [_user_step(text) for text in _prompt_text(trajectory, decode)]
+    prompts = _prompts(trajectory, decode)
     turns = [_agent_step(trajectory, turn) for turn in trajectory.turns]
-    steps = [*messages, *turns] or [{"source": "system", "message": trajectory.outcome.detail}]
+    steps = [step for turn, found in enumerate(turns) for step in (*map(_told_step, prompts.get(turn, ())), found)]
+    steps = steps or [{"source": "system", "message": trajectory.outcome.detail}]
     verdict, outcome = trajectory.verdict, trajectory.outcome
     return {
         "schema_version": ATIF_VERSION,
@@ -82,10 +84,13 @@ def to_atif(trajectory: Trajectory, *, agent: AgentCard | None = None, decode: D
 def to_messages(trajectory: Trajectory, *, decode: Decode | None = None) -> list[dict[str, Any]]:
     """One record as OpenAI chat messages: prompts, assistant messages with their calls, tool results in call order.
 
-    An observation that answers no call, e.g. to a message that could not be parsed, is a user message.
+    An observation that answers no call, e.g. to a message that could not be parsed, is a user message. Turns of other
+    conversations of the same rollout, such as those of its sub-agents, follow in the order they were written in.
     """
-    found: list[dict[str, Any]] = [{"role": "user", "content": text} for text in _prompt_text(trajectory, decode)]
+    prompts = _prompts(trajectory, decode)
+    found: list[dict[str, Any]] = []
     for turn in trajectory.turns:
+        found += [{"role": role, "content": text} for role, text in prompts.get(turn.index, ())]
         names = _call_ids(turn)
         message: dict[str, Any] = {"role": "assistant", "content": turn.text}
         calls = [
@@ -109,16 +114,26 @@ def _present(**fields: object) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _prompt_text(trajectory: Trajectory, decode: Decode | None) -> list[str]:
-    """The decoded text of the prompt before the first turn; nothing without a decoder."""
-    if decode is None or not trajectory.tapes:
-        return []
-    ids = [span.token_ids for span in trajectory.tapes[0].spans if span.origin is Origin.PROMPT and span.turn == 0]
-    return [decode(np.concatenate(ids))] if ids else []
+def _prompts(trajectory: Trajectory, decode: Decode | None) -> dict[int, list[tuple[str, str]]]:
+    """What was told before each turn and by nobody among policy and environment, as (role, text); needs a decoder.
+
+    The role is that of the system where the scaffolding before the text names it, else the user's.
+    """
+    found: dict[int, list[tuple[str, str]]] = {}
+    if decode is None:
+        return found
+    for tape in trajectory.tapes:
+        before = ""
+        for (origin, turn), group in groupby(tape.spans, key=lambda span: (span.origin, span.turn)):
+            text = decode(np.concatenate([span.token_ids for span in group]))
+            if origin is Origin.PROMPT:
+                found.setdefault(turn, []).append(("system" if "system" in before else "user", text))
+            before = text if origin is Origin.TEMPLATE else ""
+    return found
 
 
-def _user_step(text: str) -> dict[str, Any]:
-    return {"source": "user", "message": text}
+def _told_step(told: tuple[str, str]) -> dict[str, Any]:
+    return {"source": told[0], "message": told[1]}
 
 
 def _agent_step(trajectory: Trajectory, turn: Turn) -> dict[str, Any]:
@@ -143,6 +158,7 @@ def _agent_step(trajectory: Trajectory, turn: Turn) -> dict[str, Any]:
             parse_error=action.parse_error,
             rewriter=action.rewriter,
             sampled_calls=None if action.rewriter is None else [_call(call, call.id) for call in action.sampled],
+            events=[{"kind": event.kind, **event.detail} for event in turn.events] or None,
         ),
     )
 

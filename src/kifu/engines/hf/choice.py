@@ -28,9 +28,13 @@ class Choice:
     """Nats, of that distribution."""
     kept: Ints | None
     """``[S]`` increasing; None when every id of the vocabulary was kept."""
+    alternatives: tuple[tuple[int, float], ...] = ()
+    """The likeliest kept ids with their nats, in falling order."""
 
 
-def choose(logits_S: npt.NDArray[np.float32], ids_S: Ints | None, *, sampling: Sampling, u: float) -> Choice:
+def choose(
+    logits_S: npt.NDArray[np.float32], ids_S: Ints | None, *, sampling: Sampling, u: float, alternatives: int = 0
+) -> Choice:
     """Sample by inverse CDF, or take the argmax when greedy.
 
     Args:
@@ -38,6 +42,7 @@ def choose(logits_S: npt.NDArray[np.float32], ids_S: Ints | None, *, sampling: S
         ids_S: increasing candidate ids; None when the candidates are the whole vocabulary.
         sampling: temperature and truncation.
         u: in [0, 1), the only randomness.
+        alternatives: how many of the likeliest to tell.
     """
     scaled = logits_S.astype(np.float64) / (1.0 if sampling.temperature is None else sampling.temperature)
     kept = _truncate(scaled, sampling)
@@ -50,11 +55,15 @@ def choose(logits_S: npt.NDArray[np.float32], ids_S: Ints | None, *, sampling: S
     at = int(np.argmax(scaled)) if sampling.temperature is None else inverse_cdf(probabilities, u)
     log_total = float(np.log(total))
     ids = ids_S if kept is None else as_ints(kept if ids_S is None else ids_S[kept])
+    likeliest = np.argsort(-scaled, kind="stable")[:alternatives].tolist() if alternatives else []
     return Choice(
         token_id=at if ids is None else int(ids[at]),
         logprob=min(0.0, float(shifted[at]) - log_total),
         entropy=max(0.0, log_total - float((probabilities * shifted).sum())),
         kept=ids,
+        alternatives=tuple(
+            (item if ids is None else int(ids[item]), min(0.0, float(shifted[item]) - log_total)) for item in likeliest
+        ),
     )
 
 

@@ -37,6 +37,7 @@ class Writing(Generic[Hidden]):
         self._logprobs: list[float] = []
         self._supports: list[Support | None] = []
         self._entropies: list[float] = []
+        self._alternatives: list[tuple[tuple[int, float], ...]] = []
         self._asked: tuple[int, Ints | None] | None = None
 
     @property
@@ -82,6 +83,7 @@ class Writing(Generic[Hidden]):
         self._append(choice.token_id, sampled=chosen, logprob=choice.logprob, support=support)
         if chosen:
             self._entropies[-1] = choice.entropy
+            self._alternatives[-1] = choice.alternatives
 
     def generation(self, *, version: int, engine: str, dtype: str) -> Generation:
         """The finished answer."""
@@ -101,6 +103,7 @@ class Writing(Generic[Hidden]):
             support=tuple(self._supports) if has_support else None,
             entropy=float(np.mean(entropies)) if entropies else None,
             entropies=as_floats(self._entropies),
+            alternatives=tuple(self._alternatives) if self.request.alternatives else None,
         )
 
     def _append(
@@ -111,6 +114,7 @@ class Writing(Generic[Hidden]):
         self._logprobs.append(logprob if sampled else float("nan"))
         self._supports.append(support)
         self._entropies.append(float("nan"))
+        self._alternatives.append(())
         self.hidden = None
         sampling = self.request.sampling
         if token in sampling.stop_ids or self._ends_with_stop_string():

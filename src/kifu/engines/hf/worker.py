@@ -251,7 +251,9 @@ class Worker:
                 asked.append((work, candidates, hidden))
         logits = self.head.logits([hidden for _, _, hidden in asked], [ids for _, ids, _ in asked])
         for (work, candidates, _), logits_S in zip(asked, logits, strict=True):
-            work.take(choose(logits_S, candidates, sampling=work.request.sampling, u=work.u), self.bitmaps)
+            told = work.request.alternatives
+            choice = choose(logits_S, candidates, sampling=work.request.sampling, u=work.u, alternatives=told)
+            work.take(choice, self.bitmaps)
             try:
                 work.candidates()
             except Exception as cause:

@@ -25,6 +25,7 @@ from kifu.gateway.wire.contract import (
     sort_fields,
     text_pieces,
     told_ids,
+    told_logprobs,
     tool_view,
     validate,
 )
@@ -153,6 +154,8 @@ class Chat:
             for at, item in enumerate(asked.tools or ())
         ]
         strict = any(item.function.strict for item in asked.tools or ())
+        if asked.top_logprobs and not asked.logprobs:
+            raise Refusal("top_logprobs: needs `logprobs: true`", field="top_logprobs", code="invalid_value")
         choosing, only = choice_of(asked.tool_choice, tools, key="function")
         stream = bool(asked.stream)
         return Asked(
@@ -332,15 +335,7 @@ def _choice(answer: Answer, choice: Choice, at: int) -> dict[str, Any]:
 
 
 def _logprobs(answer: Answer, choice: Choice) -> dict[str, Any] | None:
-    if not answer.asked.logprobs:
-        return None
-    made, tokenizer = choice.generation, answer.renderer.tokenizer
-    content = []
-    for token, sampled, logprob in zip(made.token_ids, made.sampled, made.logprobs, strict=True):
-        text = tokenizer.decode([int(token)])
-        value = float(logprob) if sampled else 0.0
-        content.append({"token": text, "logprob": value, "bytes": list(text.encode()), "top_logprobs": []})
-    return {"content": content, "refusal": None}
+    return {"content": told_logprobs(answer, choice), "refusal": None} if answer.asked.logprobs else None
 
 
 def _head(answer: Answer) -> dict[str, Any]:

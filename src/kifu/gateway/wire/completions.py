@@ -102,7 +102,7 @@ class Completions:
                 biased=found.biased,
             ),
             logprobs=asked.logprobs is not None,
-            top_logprobs=max((asked.logprobs or 0) - 1, 0),
+            top_logprobs=(asked.logprobs or 0) if (asked.logprobs or 0) > 1 else 0,
             token_ids=bool(asked.return_token_ids),
             stream=stream,
             usage_in_stream=stream and bool(asked.stream_options and asked.stream_options.include_usage),
@@ -169,4 +169,21 @@ def _logprobs(answer: Answer, choice: Choice) -> dict[str, Any] | None:
     texts = [tokenizer.decode([token]) for token in told_ids(choice)]
     offsets = [sum(map(len, texts[:at])) for at in range(len(texts))]
     values = [float(logprob) if sampled else None for sampled, logprob in zip(made.sampled, made.logprobs, strict=True)]
-    return {"tokens": texts, "token_logprobs": values, "top_logprobs": None, "text_offset": offsets}
+    return {
+        "tokens": texts,
+        "token_logprobs": values,
+        "top_logprobs": _likeliest(answer, choice, texts),
+        "text_offset": offsets,
+    }
+
+
+def _likeliest(answer: Answer, choice: Choice, texts: list[str]) -> list[dict[str, float]] | None:
+    """For each token the likeliest texts and its own, with their logprobs; of two ids with one text, the likelier."""
+    made, decode = choice.generation, answer.renderer.tokenizer.decode
+    if made.alternatives is None:
+        return None
+    found = []
+    for at, others in enumerate(made.alternatives):
+        own = {texts[at]: float(made.logprobs[at])} if made.sampled[at] else {}
+        found.append({**own, **{decode([token]): nats for token, nats in reversed(others)}})
+    return found

@@ -239,6 +239,25 @@ def finish_reason(choice: Choice) -> str:
     return "stop" if choice.generation.finish is Finish.STOP else "length"
 
 
+def told_logprobs(answer: "Answer", choice: Choice) -> list[dict[str, Any]]:
+    """Every token of a turn with its logprob and the likeliest alternatives, as OpenAI's dialects write them.
+
+    A token that nobody chose has probability 1, and no alternatives.
+    """
+    made, decode = choice.generation, answer.renderer.tokenizer.decode
+    found = []
+    for at, (token, sampled) in enumerate(zip(made.token_ids.tolist(), made.sampled.tolist(), strict=True)):
+        others = made.alternatives[at] if made.alternatives is not None else ()
+        told = [_told_token(decode([other]), nats) for other, nats in others]
+        value = float(made.logprobs[at]) if sampled else 0.0
+        found.append({**_told_token(decode([token]), value), "top_logprobs": told})
+    return found
+
+
+def _told_token(text: str, nats: float) -> dict[str, Any]:
+    return {"token": text, "logprob": nats, "bytes": list(text.encode())}
+
+
 def told_ids(choice: Choice) -> list[int]:
     """Ids of the turn, its stop token included."""
     return [int(token) for token in choice.generation.token_ids]

@@ -22,6 +22,7 @@ from kifu.gateway.wire.contract import (
     openai_error,
     sort_fields,
     text_pieces,
+    told_logprobs,
     tool_view,
     validate,
 )
@@ -31,7 +32,7 @@ from kifu.render import ToolView
 FIELDS = Fields(
     inert=frozenset(
         {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "reasoning"}
-        | {"prompt_cache_retention", "include", "stream_options"}
+        | {"prompt_cache_retention", "stream_options"}
     ),
     refused={
         "previous_response_id": (),
@@ -43,6 +44,10 @@ FIELDS = Fields(
         "context_management": ([],),
     },
 )
+
+
+LOGPROBS = "message.output_text.logprobs"
+"""What ``include`` names to be told logprobs; its other names change nothing here."""
 
 
 class _Tool(Strict):
@@ -77,6 +82,7 @@ class ResponsesBody(Strict):
     top_p: Probability | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     text: _Text | None = None
+    include: list[str] | None = None
     stream: bool | None = None
 
 
@@ -99,7 +105,12 @@ class Responses:
             tool_view(item.name, item.description, item.parameters, where=f"tools.{at}")
             for at, item in enumerate(asked.tools or ())
         ]
-        strict = any(item.strict for item in asked.tools or ())
+        inert = list(found.inert)
+        included = asked.include or []
+        if asked.include is not None and set(included) != {LOGPROBS}:
+            inert.insert(0, "include")
+        if any(item.strict for item in asked.tools or ()):
+            inert.append("tools.strict")
         choosing, only = choice_of(asked.tool_choice, tools, key=None)
         wanted = None if asked.text is None else asked.text.format
         return Asked(
@@ -112,9 +123,10 @@ class Responses:
             parallel=asked.parallel_tool_calls is not False,
             decoding=Decoding(temperature=asked.temperature, top_p=asked.top_p, max_tokens=asked.max_output_tokens),
             form=None if wanted is None else form_of(wanted.type, wanted.schema_, wanted.name),
+            logprobs=bool(asked.top_logprobs) or LOGPROBS in included,
             top_logprobs=asked.top_logprobs or 0,
             stream=bool(asked.stream),
-            inert=(*found.inert, *(["tools.strict"] if strict else [])),
+            inert=tuple(inert),
             unknown=found.unknown,
         )
 
@@ -202,7 +214,8 @@ def _items(answer: Answer, choice: Choice) -> list[dict[str, Any]]:
         text = [{"type": "reasoning_text", "text": said.reasoning}]
         found.append({"id": f"rs_{answer.id}", "type": "reasoning", "summary": [], "content": text})
     if said.content or not said.calls:
-        part = {"type": "output_text", "text": said.content, "annotations": [], "logprobs": []}
+        told = told_logprobs(answer, choice) if answer.asked.logprobs else []
+        part = {"type": "output_text", "text": said.content, "annotations": [], "logprobs": told}
         message = {"id": said.id, "type": "message", "status": "completed", "role": "assistant", "content": [part]}
         found.append(message)
     for call in said.calls:
@@ -226,10 +239,10 @@ def _item_events(item: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
         part = item["content"][0]
         place = {**name, "content_index": 0}
         yield "response.output_item.added", {"item": {**item, "status": "in_progress", "content": []}}
-        yield "response.content_part.added", {**place, "part": {**part, "text": ""}}
+        yield "response.content_part.added", {**place, "part": {**part, "text": "", "logprobs": []}}
         for piece in text_pieces(part["text"]):
             yield "response.output_text.delta", {**place, "delta": piece, "logprobs": []}
-        yield "response.output_text.done", {**place, "text": part["text"], "logprobs": []}
+        yield "response.output_text.done", {**place, "text": part["text"], "logprobs": part["logprobs"]}
         yield "response.content_part.done", {**place, "part": part}
     yield "response.output_item.done", {"item": item}
 
