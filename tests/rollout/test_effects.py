@@ -9,7 +9,7 @@ from kifu.envs import Environment, GuardedEnvironment, Reply, Task, tool
 from kifu.records import RolloutKey, StopReason, ToolCall, Trajectory, Verdict, content_digest
 from kifu.rollout import Departure, Script, Setting
 from kifu.rollout.run import _chain
-from kifu.rollout.session import EFFECTS_HEAD
+from kifu.rollout.session import EFFECTS_END, EFFECTS_HEAD
 from kifu.sandbox import EffectFile, EffectHead, check_effects
 
 Attempt: TypeAlias = Callable[..., Awaitable[Trajectory]]
@@ -146,6 +146,32 @@ async def test_a_branch_begins_where_its_parent_stood(
     assert content["previous"] == second.digest
     assert content["parent"] == {"chain": parent.id, "count": 6}
     assert check_effects(tmp_path / "effects.jsonl", anchors=[*_heads(parent), chain.head]).problems == ()
+
+
+class Closing(Shop):
+    """Writes a line when it is judged and one when it is closed."""
+
+    def verify(self) -> Verdict:
+        assert self.effect_log is not None
+        self.effect_log.note("judged")
+        return super().verify()
+
+    def close(self) -> None:
+        assert self.effect_log is not None
+        self.effect_log.note("closed")
+
+
+async def test_the_last_turn_names_the_last_line_of_the_episode(
+    tmp_path: Path, attempt: Attempt, make_setting: MakeSetting
+) -> None:
+    path = tmp_path / "effects.jsonl"
+    file = EffectFile(path)
+    found = await attempt(make_setting(Closing, effects=file), _sales(1, 3))
+    file.close()
+    ends = [(turn.index, event.detail) for turn in found.turns for event in turn.events if event.kind == EFFECTS_END]
+    last = json.loads(path.read_bytes().splitlines()[-1])
+    assert last["content"]["kind"] == "closed"
+    assert ends == [(1, {"chain": found.id, "digest": last["digest"], "count": 8})]
 
 
 async def test_without_a_log_nothing_is_noted(attempt: Attempt, make_setting: MakeSetting) -> None:

@@ -19,7 +19,8 @@ GATEWAY = "gateway"
 
 _ADVICE = "It is only ever replaced whole, so something else changed it; restore it from a copy."
 
-_TEXT = ("name", "kifu", "protocol", PROTOCOL_FILE, "relative_to", "status", "head", "plan_head", "versions_head")
+_HEADS = ("head", "plan_head", "versions_head", "effects_seal")
+_TEXT = ("name", "kifu", "protocol", PROTOCOL_FILE, "relative_to", "status", *_HEADS)
 _TABLES = (
     "experiment",
     "machine",

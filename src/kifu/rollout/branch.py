@@ -20,7 +20,7 @@ from kifu.records.builder import TapeBuilder
 from kifu.records.turns import STATE_KEPT
 from kifu.render import Message, Parsed
 from kifu.rollout.facts import Prompt
-from kifu.rollout.session import Session, shown, tool_views
+from kifu.rollout.session import EFFECTS_END, EFFECTS_HEAD, Session, shown, tool_views
 from kifu.rollout.setting import Branchable, Setting
 
 
@@ -38,10 +38,13 @@ class Departure:
     stands on the tape as a demonstration's: no weights of this run sampled it."""
 
 
+_KEPT_THERE = (STATE_KEPT, EFFECTS_HEAD, EFFECTS_END)
+
+
 def as_told(parent: Trajectory) -> Trajectory:
     """A record of another run as what a rollout of this one goes on from: nothing of it was sampled or estimated here.
 
-    Figures and kept states of the other run stay with its record.
+    Figures, kept states and the log of effects of the other run stay with its record.
     """
 
     def told(span: Span) -> Span:
@@ -51,7 +54,7 @@ def as_told(parent: Trajectory) -> Trajectory:
 
     tapes = tuple(replace(tape, spans=tuple(told(span) for span in tape.spans)) for tape in parent.tapes)
     turns = (
-        replace(turn, estimates=(), events=tuple(event for event in turn.events if event.kind != STATE_KEPT))
+        replace(turn, estimates=(), events=tuple(event for event in turn.events if event.kind not in _KEPT_THERE))
         for turn in parent.turns
     )
     return replace(parent, tapes=tapes, turns=tuple(turns))

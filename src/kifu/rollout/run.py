@@ -91,7 +91,7 @@ async def run_rollout(
         except BoundaryError as failure:  # of the environment, like any other: it counts, and it ends no run
             verdict, final_value = None, None
             session.outcome = Outcome(reason=_REASONS[type(failure)], detail=str(failure)[:2000])
-        session.log.close_turn()
+        session.settle_effects()
         await asyncio.gather(*session.keeping)
         await _flushed(setting)
         outcome = session.outcome
@@ -164,7 +164,7 @@ def _chain(setting: Setting, key: RolloutKey, departure: Departure | None) -> Ef
     """The rollout's chain in the run's log of effects; a branch leaves its parent's where its first own turn begins."""
     if setting.effects is None:
         return None
-    shared = () if departure is None else departure.parent.turns[: departure.turn]
+    shared = () if departure is None or departure.is_lent else departure.parent.turns[: departure.turn]
     heads = [event.detail for turn in shared for event in turn.events if event.kind == EFFECTS_HEAD]
     parent = None
     if heads:

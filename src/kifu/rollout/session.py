@@ -30,9 +30,12 @@ from kifu.render import Message, Parsed, ToolView, TrustForm, least_trust, with_
 from kifu.rollout.facts import Prompt
 from kifu.rollout.log import EpisodeLog, OpenTurn
 from kifu.rollout.setting import Setting
+from kifu.sandbox import EffectLog
 
 EFFECTS_HEAD = "effects.head"
 """Event of a turn: chain, digest and count of the last line of the log of effects when its calls had returned."""
+EFFECTS_END = "effects.end"
+"""Event of an episode's last turn: the same when the world was judged and closed; nothing is added after it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +175,8 @@ class Session:
             results.append(self._take(index, await self._guard.call(call)))
             if self.ended:
                 break
-        _note_effects(self._guard, self.log.written)
+        if self._guard.effects is not None:
+            self.log.written.events.append(_head_of(self._guard.effects, EFFECTS_HEAD))
         return results
 
     async def reject(self, error: str) -> ToolResult:
@@ -201,6 +205,14 @@ class Session:
         self.log.close_turn()
         self.log.lay(extension.pieces)
         self.log.messages.extend(Message(role="tool", content=text) for text in texts)
+
+    def settle_effects(self) -> None:
+        """Name the last line of the log of effects in the last turn, once nothing more is written to it."""
+        self.log.close_turn()
+        turns, shared = self.log.turns, 0 if self.branch is None else self.branch.turn
+        if self._guard.effects is not None and len(turns) > shared:
+            end = _head_of(self._guard.effects, EFFECTS_END)
+            turns[-1] = replace(turns[-1], events=(*turns[-1].events, end))
 
     async def final_value(self) -> float | None:
         """V(h_T) of the context as it stands, under the weights now loaded; None without a critic."""
@@ -280,12 +292,10 @@ def shown(texts: Sequence[str], results: Sequence[ToolResult], *, form: TrustFor
     return [with_trust(text, label, form) for text, label in zip(texts, labels, strict=True)]
 
 
-def _note_effects(guard: GuardedEnvironment, turn: OpenTurn) -> None:
-    """Name the last line of the log of effects in the turn that caused it."""
-    if guard.effects is not None:
-        head = guard.effects.head
-        detail: dict[str, Json] = {"chain": head.chain, "digest": head.digest, "count": head.count}
-        turn.events.append(Event(kind=EFFECTS_HEAD, detail=detail))
+def _head_of(log: EffectLog, kind: str) -> Event:
+    head = log.head
+    detail: dict[str, Json] = {"chain": head.chain, "digest": head.digest, "count": head.count}
+    return Event(kind=kind, detail=detail)
 
 
 def _scripted(setting: Setting, script: Script, *, log: EpisodeLog, views: tuple[ToolView, ...]) -> _Written | None:

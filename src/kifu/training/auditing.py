@@ -33,9 +33,9 @@ from kifu.records import (
     read_chain,
     writer_of,
 )
-from kifu.rollout.session import EFFECTS_HEAD
-from kifu.sandbox import EFFECTS, EffectHead, check_effects
-from kifu.training.checkpoint import Mark, list_checkpoints, load_checkpoint
+from kifu.sandbox import EFFECTS
+from kifu.training.checkpoint import Mark, list_checkpoints, load_checkpoint, read_mark
+from kifu.training.effects_audit import effects_problems
 from kifu.training.estimates import Estimates
 from kifu.training.experiment import Loaded
 from kifu.training.opened import OpenedRun, opened
@@ -94,7 +94,7 @@ def audit(
         report = audit_run(folder.root, heads=heads)
         if str(error) not in {item.what for item in (*problems, *report.problems)}:
             problems.append(Problem(what=f"nothing was recomputed: {error}"))
-    report = replace(report, problems=(*report.problems, *problems, *_effects(folder)))
+    report = replace(report, problems=(*report.problems, *problems, *_effects(folder, facts)))
     with suppress(StorageError):  # a run on a medium that cannot be written is audited all the same
         write_json(folder.root / AUDIT, {**report.to_json(), "head": facts.get("head")})
     return report
@@ -199,27 +199,17 @@ def _heads(folder: RunFolder, facts: Mapping[str, Any]) -> tuple[Heads, list[Pro
     return heads, problems
 
 
-def _effects(folder: RunFolder) -> list[Problem]:
-    """What is wrong with the run's log of effects, every head that a record names looked up."""
-    path = folder.root / EFFECTS
+def _effects(folder: RunFolder, facts: Mapping[str, Any]) -> list[Problem]:
+    """What is wrong with the run's log of effects, by every head and seal that is noted elsewhere."""
+    seals = {"run.json": facts.get("effects_seal")}
+    for path in list_checkpoints(folder.checkpoints):
+        with suppress(StorageError):  # a damaged one is named among the checkpoints
+            seals[f"checkpoints/{path.name}"] = read_mark(path).effects_seal
     try:
-        records = RunReader(folder.root).trajectories()
-        details = [
-            event.detail
-            for item in records
-            for turn in item.turns
-            for event in turn.events
-            if event.kind == EFFECTS_HEAD
-        ]
+        found = effects_problems(folder.root, RunReader(folder.root).trajectories(), seals=seals)
     except StorageError:
         return []  # the audit of the records says so
-    heads = [
-        EffectHead(chain=str(item["chain"]), digest=str(item["digest"]), count=int(str(item["count"])))
-        for item in details
-    ]
-    if not path.exists() and not heads:
-        return []
-    return [Problem(what=what, part=EFFECTS) for what in check_effects(path, anchors=heads).problems]
+    return [Problem(what=what, part=EFFECTS) for what in found]
 
 
 def _noted(head: object) -> str | None:

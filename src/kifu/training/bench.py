@@ -11,7 +11,7 @@ from kifu.envs import SnapshotKind, Task
 from kifu.errors import AlteredError, EngineFailure
 from kifu.monitor import RunFolder
 from kifu.policy import Engine, Machine, Weights
-from kifu.records import Purpose, Trajectory
+from kifu.records import GENESIS, Purpose, Trajectory
 from kifu.records.blobs import BlobStore
 from kifu.records.checks import bitmaps_of
 from kifu.records.store import RunStore
@@ -101,6 +101,13 @@ class Bench:
     def steps(self) -> int:
         """Of all stages."""
         return sum(stage.steps for stage in self.stages)
+
+    def effects_seal(self) -> str:
+        """Seal of the last line of the log of effects, durable by now; that of an empty log without one."""
+        if self._effects is None:
+            return GENESIS
+        self._effects.flush()
+        return self._effects.seal
 
     def stage_at(self, step: int) -> Stage:
         """The stage that step ``step`` belongs to; after the last step, the last stage."""

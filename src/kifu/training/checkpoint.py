@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from kifu.errors import AlteredError, DiskFullError, FormatError
-from kifu.records.chain import canonical
+from kifu.records.chain import GENESIS, canonical
 from kifu.records.crash import crash_point
 from kifu.records.files import file_digest
 
@@ -44,6 +44,8 @@ class Mark:
     """Steps in a row without an informative group."""
     ledger: Mapping[str, Any]
     """The next step's, opened."""
+    effects_seal: str = GENESIS
+    """Seal of the last line of the log of effects, where the run keeps one."""
 
 
 def save_checkpoint(folder: Path, mark: Mark, state: Mapping[str, Any]) -> Path:
@@ -90,6 +92,21 @@ def _drop(path: Path) -> None:
 def list_checkpoints(folder: Path) -> list[Path]:
     """Complete checkpoints, oldest first."""
     return sorted(path for path in folder.glob("step-*") if (path / "mark.json").is_file())
+
+
+def read_mark(path: Path) -> Mark:
+    """Where in the run a checkpoint stands, without its state.
+
+    Raises:
+        AlteredError: the mark is not what `save_checkpoint` wrote.
+    """
+    try:
+        table = json.loads((path / "mark.json").read_text())
+        if table.pop("digest") != _digest(table):
+            raise ValueError("its bytes differ from what was written")
+        return Mark(**{name: item for name, item in table.items() if name not in ("format", "tree", "state")})
+    except (OSError, ValueError, KeyError, TypeError) as cause:
+        raise AlteredError(f"{path}: not a checkpoint as it was written ({cause})") from cause
 
 
 def load_checkpoint(path: Path) -> tuple[Mark, dict[str, Any]]:

@@ -370,6 +370,7 @@ class Loop:
             weights_digest=self.progress.digest,
             manifest_head=self._store.head,
             plan_head=self._plans.head,
+            effects_seal=self._bench.effects_seal(),
             stalled=self.progress.stalled,
             ledger=Ledger(step=ledger.step, opening=ledger.opening).to_json(),  # evaluations are entered again
         )

@@ -37,6 +37,7 @@ from kifu.render import SymbolRenderer
 from kifu.training.bench import Bench, relevant
 from kifu.training.called import check_seed
 from kifu.training.checkpoint import Mark, list_checkpoints, load_checkpoint
+from kifu.training.effects_audit import check_seals
 from kifu.training.experiment import Loaded, parse_experiment
 from kifu.training.layers import StageRecords
 from kifu.training.loop import Loop, Progress
@@ -286,6 +287,8 @@ def _open_run(
     if mark is not None:
         read_plan(folder.root, expected_head=mark.plan_head)
     planned = read_plan(folder.root, expected_head=noted.get("plan_head"))
+    sealed = {"run.json": noted.get("effects_seal"), "the last checkpoint": mark.effects_seal if mark else None}
+    check_seals(folder.root, sealed)
     weights = WeightStore(folder.weights, expected_head=noted.get("versions_head"))
     plans = PlanLog(folder.root)
     resume_at = None if mark is None and not planned else (mark.step if mark else 0)
@@ -332,6 +335,7 @@ def _finish(bench: Bench, *, store: RunStore, plans: PlanLog, observer: Observer
         with suppress(StorageError, OSError):  # what stopped the run is more telling than a full disk now
             versions = read_chain(bench.folder.weights / VERSIONS).head
             heads = {"head": store.head, "plan_head": plans.head, "versions_head": versions}
+            heads["effects_seal"] = bench.effects_seal()
             bench.folder.write_facts(_closing_facts(bench, heads=heads, observer=observer, status=status))
         bench.let_go()
     return Result(
