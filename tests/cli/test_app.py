@@ -44,6 +44,29 @@ def test_every_command_has_its_own_help(kifu: Kifu, name: str) -> None:
     assert f"kifu {name}" in found.stdout
 
 
+@pytest.mark.parametrize(
+    ("group", "shows"),
+    [((), "train"), (("lab",), "corridor"), (("envs",), "key_door_text"), (("models",), "cache ")],
+)
+def test_a_group_called_alone_says_what_there_is(kifu: Kifu, group: tuple[str, ...], shows: str) -> None:
+    found = kifu(*group)
+    assert (found.exit_code, shows in found.stdout) == (0, True), found.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "usage"),
+    [
+        (("train",), "kifu train [OPTIONS] {FILE}"),
+        (("check",), "kifu check [OPTIONS] [FILE]"),
+        (("show",), "kifu show [OPTIONS] {RUN} [TRAJECTORY]"),
+        (("gateway",), "kifu gateway [OPTIONS] {RUN}"),
+        (("envs", "card"), "kifu envs card [OPTIONS] {NAME}"),
+    ],
+)
+def test_a_usage_line_calls_arguments_as_the_pages_do(kifu: Kifu, words: tuple[str, ...], usage: str) -> None:
+    assert usage in " ".join(kifu(*words, "--help").stdout.split())
+
+
 def test_the_version_is_the_installed_one(kifu: Kifu) -> None:
     assert kifu("--version").stdout.strip() == f"kifu {version('kifu')}"
 

@@ -105,6 +105,17 @@ def test_a_critics_advantage_is_raw_unless_whitening_is_asked_for(
     assert found["groups"][0]["trajectories"][0]["turns"][0]["advantage"] == pytest.approx(shown, abs=1e-6)
 
 
+@pytest.mark.parametrize(("gamma", "turns", "told"), [({}, 2, True), ({"gamma": 1.0}, 2, False), ({}, 1, False)])
+def test_a_discount_taken_by_itself_over_several_turns_is_told(
+    kifu: Kifu, tmp_path: Path, gamma: dict[str, float], turns: int, told: bool
+) -> None:
+    turn = {"tokens": [{"logprob": -0.1, "behaviour_logprob": -0.1}]}
+    attempts = [{"id": name, "reward": reward, "turns": [turn] * turns} for name, reward in (("a", 1.0), ("b", 0.0))]
+    (tmp_path / "f.json").write_text(json.dumps({**gamma, "groups": [{"task": "q", "trajectories": attempts}]}))
+    found = json.loads(kifu("credit", tmp_path / "f.json", "--algorithm", "grpo", "--json").stdout)
+    assert ("no `gamma` is given: 1 is taken" in " ".join(found["notes"])) is told
+
+
 def test_a_method_that_normalizes_over_the_update_is_shown_as_it_trains(kifu: Kifu, file: Path) -> None:
     """One token of return 1 and two of return 0: mean 1/3, deviation sqrt(2)/3; nothing is asked for."""
     found = json.loads(kifu("credit", file, "--algorithm", "reinforce_pp", "--json").stdout)
@@ -193,7 +204,9 @@ def test_another_method_can_be_asked_about_a_recorded_step(kifu: Kifu, finished:
 
 def test_the_example_of_the_page_is_read(kifu: Kifu, tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / "docs" / "credit.md").read_text()
-    example = page.split("A file is one update:\n\n```json\n")[1].split("```")[0]
+    example = page.split("save this as `trajectories.json`, and the first two lines above run:\n\n```json\n")[1].split(
+        "```"
+    )[0]
     (tmp_path / "f.json").write_text(example)
     for algorithm in ("grpo", "reinforce"):
         options = json.loads(example) | ({} if algorithm == "grpo" else {"options": {}})

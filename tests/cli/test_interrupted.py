@@ -54,3 +54,37 @@ def test_an_interrupted_command_says_what_it_left(
 
     assert (code, says in errors, "Traceback" in errors) == (128 + signal.SIGINT, True, False), errors
     assert not run.exists() or not list(run.iterdir())
+
+
+_SCRIPT = """
+import os, signal
+import kifu.training.run as module
+from kifu.training.experiment import load_experiment
+
+def pressed(*args, **kwargs):
+    {happens}
+
+module._drive = pressed
+module.train(load_experiment(__import__("pathlib").Path(r"{file}"), profile="check"), out="{run}", quiet=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("happens", "code", "says", "traced"),
+    [
+        ("os.kill(os.getpid(), signal.SIGINT)", 128 + signal.SIGINT, "nothing of it was kept; start it again", False),
+        ("raise RuntimeError('mine')", 1, "RuntimeError: mine", True),
+    ],
+)
+def test_a_script_that_does_not_catch_the_interruption_ends_with_its_message_alone(
+    experiment: Write, tmp_path: Path, happens: str, code: int, says: str, traced: bool
+) -> None:
+    """Any other error keeps its traceback."""
+    script = tmp_path / "mine.py"
+    script.write_text(_SCRIPT.format(happens=happens, file=experiment(), run=tmp_path / "run"))
+
+    child = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
+
+    found = (child.returncode, says in child.stderr, "Traceback" in child.stderr)
+    assert found == (code, True, traced), child.stderr
+    assert traced or len(child.stderr.strip().splitlines()) == 1

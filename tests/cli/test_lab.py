@@ -3,11 +3,14 @@
 import json
 from collections.abc import Callable
 from math import exp, log
+from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from typer.testing import Result
 
 Kifu = Callable[..., Result]
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 def test_the_corridor_gives_its_golden_estimate_and_exact_value(kifu: Kifu) -> None:
@@ -37,6 +40,29 @@ def test_groups_are_informative_as_often_as_the_formula_says(kifu: Kifu) -> None
     assert found["degenerate"] == pytest.approx(degenerate)
     assert found["informative"] == pytest.approx(1 - degenerate)
     assert found["expected_groups"] == pytest.approx(1 / (1 - degenerate))
+
+
+def test_the_corridor_is_drawn_and_the_page_shows_what_the_command_draws(kifu: Kifu, tmp_path: Path) -> None:
+    found = kifu("lab", "corridor", "--plot", tmp_path / "corridor.svg", "--json")
+    assert json.loads(found.stdout)["plot"] == str(tmp_path / "corridor.svg")
+    drawn = (tmp_path / "corridor.svg").read_text()
+    assert ElementTree.fromstring(drawn).tag.endswith("svg")
+    assert drawn == (DOCS / "images" / "corridor.svg").read_text()
+    assert "images/corridor.svg" in (DOCS / "lab.md").read_text()
+
+
+def test_a_plot_that_cannot_be_written_is_a_storage_error(kifu: Kifu, tmp_path: Path) -> None:
+    found = kifu("lab", "corridor", "--plot", tmp_path / "nowhere" / "corridor.svg")
+    assert found.exit_code == 4
+    assert "corridor.svg: No such file or directory" in found.stderr
+
+
+@pytest.mark.parametrize("p", [0, 1])
+def test_groups_that_never_compare_say_never(kifu: Kifu, p: int) -> None:
+    arguments = ("lab", "groups", "--p", p, "--size", 8)
+    shown = kifu(*arguments).stdout
+    assert ("never" in shown, "None" in shown) == (True, False)
+    assert json.loads(kifu(*arguments, "--json").stdout)["expected_groups"] is None
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,10 @@ def test_bars_are_in_proportion_and_labels_escaped() -> None:
     assert re.search("<a", text) is None
 
 
-@pytest.mark.parametrize(("last", "ticks"), [(1, [0, 1]), (12, [0, 2, 4, 6, 8, 10, 12]), (29, [0, 5, 10, 15, 20, 25])])
+@pytest.mark.parametrize(
+    ("last", "ticks"),
+    [(1, [0, 1]), (12, [0, 2, 4, 6, 8, 10, 12]), (29, [0, 5, 10, 15, 20, 25]), (100, [0, 20, 40, 60, 80, 100])],
+)
 def test_ticks_are_whole_steps(last: int, ticks: list[int]) -> None:
     chart = ElementTree.fromstring(line_chart([Series(name="a", xs=[0, last], ys=[0.0, 1.0])]))
     found = [item.text for item in chart.findall(f"{SVG}text") if item.attrib.get("text-anchor") == "middle"]

@@ -1,7 +1,6 @@
 """Oracle: files written by the reference package, and its own dequantization."""
 
 import struct
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kifu.errors import ModelError
+from kifu.models import open_folder, pull
 from kifu.models.blocks import BLOCKS, Block, dequantize
-from kifu.models.convert import convert_gguf
 from kifu.models.gguf import open_gguf
 
 
@@ -139,20 +138,29 @@ def test_values_that_are_not_finite_are_refused(tmp_path: Path, write_gguf: Gguf
         open_gguf(path).read("output_norm.weight")
 
 
-def _converts_or_refuses(content: bytes, tmp_path_factory: pytest.TempPathFactory) -> None:
+def _pulls_or_refuses(content: bytes, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """A file that is refused leaves nothing in the cache but an empty lock; one that is read leaves a whole model."""
     folder = tmp_path_factory.mktemp("fuzz")
     (folder / "fuzz.gguf").write_bytes(content)
-    (folder / "out").mkdir()
-    with suppress(ModelError):
-        convert_gguf(folder / "fuzz.gguf", folder / "out")
+    try:
+        whole = pull(folder / "fuzz.gguf", cache=folder / "cache")
+    except ModelError:
+        expected = set()
+    else:
+        assert open_folder(whole.path) == whole
+        expected = {whole.path}
+    kept = {path for path in (folder / "cache" / "models").iterdir() if not path.name.endswith(".lock")}
+    assert kept == expected
+    assert sum(path.stat().st_size for path in folder.rglob("*.lock")) == 0
+    assert (folder / "fuzz.gguf").read_bytes() == content
 
 
 @given(content=st.binary(max_size=400), counts=st.tuples(st.integers(0, 3), st.integers(0, 3)))
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_bytes_give_a_model_error(
+def test_any_bytes_give_a_model_error_and_leave_nothing_in_the_cache(
     content: bytes, counts: tuple[int, int], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    _converts_or_refuses(b"GGUF" + struct.pack("<IQQ", 3, *counts) + content, tmp_path_factory)
+    _pulls_or_refuses(b"GGUF" + struct.pack("<IQQ", 3, *counts) + content, tmp_path_factory)
 
 
 EXTREMES = [struct.pack("<Q", value) for value in (0, 1, 1 << 31, 1 << 32, 1 << 62, 1 << 63, (1 << 64) - 1)]
@@ -164,7 +172,7 @@ EXTREMES = [struct.pack("<Q", value) for value in (0, 1, 1 << 31, 1 << 32, 1 << 
     in_entries=st.booleans(),
 )
 @settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_a_damaged_header_gives_a_model_error_or_a_model(
+def test_a_damaged_header_gives_a_model_error_and_an_empty_cache_or_a_whole_model(
     where: float, patch: bytes, in_entries: bool, small: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """Damage falls on the first entries or anywhere before the tensors' bytes."""
@@ -172,4 +180,4 @@ def test_a_damaged_header_gives_a_model_error_or_a_model(
     header_bytes = min(tensor.begin for tensor in open_gguf(small).tensors.values())
     at = int(where * (1200 if in_entries else header_bytes))
     content[at : at + len(patch)] = patch
-    _converts_or_refuses(bytes(content), tmp_path_factory)
+    _pulls_or_refuses(bytes(content), tmp_path_factory)

@@ -43,6 +43,16 @@ def test_what_the_collector_cut_is_told_beside_the_rollouts() -> None:
     assert "  96 rollouts 3.1 s, 12 cut  trained" in step_line(replace(_VIEW, cut=12))
 
 
+def test_demonstrations_are_not_called_the_policy_s_success() -> None:
+    """Imitation has no rollouts and no informative groups."""
+    line = step_line(replace(_VIEW, success=[0.875], demonstrated=True, rollouts=8, note="warm start"))
+
+    assert line == (
+        "step  5/12  imitation, demonstrations succeed 0.88  8 traces 3.1 s  "
+        "trained 612 tokens of 1,940 nodes  ledger closed  warm start"
+    )
+
+
 def test_a_sparkline_keeps_the_last_values_and_shows_gaps() -> None:
     """0 is the lowest bar, 1 the highest, absent a blank."""
     assert sparkline([0.0, 1.0, None, 0.5]) == "▁█ ▅"

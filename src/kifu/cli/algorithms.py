@@ -16,7 +16,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 @guarded
 def algorithms(
     *,
-    name: Annotated[str | None, typer.Argument(help="One method; all are listed by default.")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="One method; all are listed by default.")] = None,
     compare: Annotated[
         tuple[str, str] | None, typer.Option(metavar="A B", help="The axes on which two methods differ.")
     ] = None,

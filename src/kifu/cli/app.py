@@ -8,11 +8,11 @@ from typing import Annotated
 import typer
 
 from kifu.cli.commands import COMMANDS
-from kifu.cli.console import INTERRUPTED
+from kifu.cli.console import INTERRUPTED, help_if_alone
 from kifu.cli.deferred import defer
 from kifu.cli.interrupted import interrupted_message, was_told
 
-app = typer.Typer(name="kifu", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(name="kifu", invoke_without_command=True, add_completion=False, pretty_exceptions_enable=False)
 
 
 def _version(asked: bool) -> None:
@@ -23,11 +23,13 @@ def _version(asked: bool) -> None:
 
 @app.callback()
 def _top(
+    context: typer.Context,
     asked: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     """Reinforcement learning of LLM agents on records that can be trusted."""
+    help_if_alone(context)
 
 
 for _name, (_where, _summary) in COMMANDS.items():

@@ -17,7 +17,7 @@ _SHOWN = 20
 @guarded
 def audit(
     *,
-    run: Annotated[Path, typer.Argument(help="A run folder nobody is writing.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder nobody is writing.")],
     scores: Annotated[bool, typer.Option(help="Recompute every turn's logprobs from the kept versions.")] = True,
     replay: Annotated[bool, typer.Option("--replay", help="Also execute every record's actions again.")] = False,
     as_json: AsJson = False,

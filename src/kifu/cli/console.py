@@ -64,6 +64,12 @@ def cells(*values: object) -> list[Text]:
     return [Text("" if value is None else printable(str(value))) for value in values]
 
 
+def help_if_alone(context: typer.Context) -> None:
+    """The help of a group that was called without one of its commands; asking what there is is no error."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
 def percent(value: float | None) -> str:
     """A share as people read it; a dash where there is none."""
     return "-" if value is None else f"{value:.2f}"

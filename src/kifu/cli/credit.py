@@ -17,7 +17,9 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 @guarded
 def credit(
     *,
-    file: Annotated[Path | None, typer.Argument(help="Trajectories, JSON; docs/credit.md lists the fields.")] = None,
+    file: Annotated[
+        Path | None, typer.Argument(metavar="FILE", help="Trajectories, JSON; docs/credit.md lists the fields.")
+    ] = None,
     algorithm: Annotated[str | None, typer.Option(help="A method; that of the run by default.")] = None,
     run: Annotated[Path | None, typer.Option(help="A run folder instead of a file.")] = None,
     step: Annotated[int | None, typer.Option(min=0, help="Step of the run.")] = None,

@@ -10,12 +10,7 @@ from kifu.cli.deferred import defer
 from kifu.envs import ENVIRONMENTS, resolve_environment
 from kifu.envs.card import Card, environment_card
 
-app = typer.Typer(
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    no_args_is_help=True,
-    help="List, describe and check environments.",
-)
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, invoke_without_command=True)
 _QUESTIONS = (
     ("action", "what counts as an action"),
     ("policy_sees", "what the policy sees"),
@@ -30,6 +25,13 @@ _QUESTIONS = (
     ("initial_states", "initial states"),
     ("reset", "reset, versions, seeds"),
 )
+
+
+@app.callback()
+def _alone(context: typer.Context) -> None:
+    """List, describe and check environments; without a command they are listed."""
+    if context.invoked_subcommand is None:
+        listed()
 
 
 @app.command("list")
@@ -59,7 +61,9 @@ def listed(*, as_json: AsJson = False) -> None:
 @guarded
 def card(
     *,
-    name: Annotated[str, typer.Argument(help="A built-in name, module:Class, file.py:Class or tasks.jsonl@REWARD.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="A built-in name, module:Class, file.py:Class or tasks.jsonl@REWARD.")
+    ],
     split: Annotated[str, typer.Option(help="Whose tasks are played.")] = "train",
     tasks: Annotated[int, typer.Option(min=1, help="How many are played.")] = 32,
     as_json: AsJson = False,

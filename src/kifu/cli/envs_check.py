@@ -24,7 +24,9 @@ def _first(problem: str) -> str:
 @guarded
 def check(
     *,
-    name: Annotated[str, typer.Argument(help="A built-in name, module:Class, file.py:Class or tasks.jsonl@REWARD.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="A built-in name, module:Class, file.py:Class or tasks.jsonl@REWARD.")
+    ],
     as_json: AsJson = False,
 ) -> None:
     """Run the contract's checker over an environment; exit 1 when it breaks the contract."""

@@ -20,7 +20,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 @guarded
 def evaluate(
     *,
-    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
     checkpoint: Annotated[str, typer.Option(help="Number of a kept version, first or last.")] = "last",
     split: Annotated[
         str | None, typer.Option(help="Whose tasks; the experiment's evaluation split by default.")

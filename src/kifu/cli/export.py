@@ -17,8 +17,8 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 @guarded
 def export(
     *,
-    run: Annotated[Path, typer.Argument(help="A run folder.")],
-    target: Annotated[Path, typer.Argument(help="Folder (hf, atif) or file (messages) to write.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    target: Annotated[Path, typer.Argument(metavar="TARGET", help="Folder (hf, atif) or file (messages) to write.")],
     to: Annotated[Literal["hf", "atif", "messages"], typer.Option(help="Weights for transformers, or records.")],
     checkpoint: Annotated[str, typer.Option(help="Version to export with hf: a number, first or last.")] = "last",
     as_json: AsJson = False,

@@ -31,7 +31,7 @@ ALTERNATIVES = 20
 @guarded
 def gateway(
     *,
-    out: Annotated[Path, typer.Argument(help="The run folder; one of a gateway is gone on with.")],
+    out: Annotated[Path, typer.Argument(metavar="RUN", help="The run folder; one of a gateway is gone on with.")],
     model: Annotated[str, typer.Option(help="Name or folder of the model to serve.")] = "smollm2-135m",
     host: Annotated[
         str, typer.Option(help="Interface; others than loopback need the administration key.")

@@ -16,7 +16,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 @guarded
 def init(
     *,
-    name: Annotated[str, typer.Argument(help="Name of the experiment: a Python identifier.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the experiment: a Python identifier.")],
     kind: Annotated[
         Literal["tool", "single"], typer.Option(help="tool: an environment with tools; single: questions and a reward.")
     ] = "tool",

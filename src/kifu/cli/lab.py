@@ -1,10 +1,12 @@
 """``kifu lab``: small worlds with exact answers."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from kifu.cli.console import AsJson, document, guarded, say
+from kifu.cli.console import AsJson, document, guarded, help_if_alone, say
+from kifu.dashboard import estimate_curve
 from kifu.errors import ArgumentError
 from kifu.lab import (
     degenerate_probability,
@@ -17,9 +19,8 @@ from kifu.lab import (
     softmax_with_temperature,
 )
 
-app = typer.Typer(
-    add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True, help="Small worlds with exact answers."
-)
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, invoke_without_command=True)
+app.callback(help="Small worlds with exact answers.")(help_if_alone)
 
 
 def _show(found: dict[str, object], *, as_json: bool) -> None:
@@ -44,6 +45,9 @@ def corridor(
     episodes: Annotated[int, typer.Option(help="Episodes of the estimate.")] = 1000,
     seed: Annotated[int, typer.Option(min=0, help="Of the estimate.")] = 7,
     max_steps: Annotated[int, typer.Option(help="Steps after which an episode is cut.")] = 20,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE.svg", help="Draw the estimate against N, with its band.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """A symmetric walk over five cells: Monte-Carlo estimate and exact value of the same protocol."""
@@ -57,6 +61,13 @@ def corridor(
         "cut": float(exits.cut),
         "draws": found.draws,
     }
+    if plot is not None:
+        title = (
+            f"the walk's estimated value after n of {episodes} episodes, seed {seed}, and {exits.right}, its exact one"
+        )
+        drawn = estimate_curve(found.running().tolist(), exact=float(exits.right), title=title)
+        plot.write_text(drawn, encoding="utf-8")
+        figures["plot"] = str(plot)
     _show(figures, as_json=as_json)
 
 
@@ -104,4 +115,6 @@ def groups(
         "degenerate": degenerate_probability(p, size=size),
         "expected_groups": expected_groups(p, size=size),
     }
+    if figures["expected_groups"] is None and not as_json:
+        figures["expected_groups"] = "never: no group has two outcomes"
     _show(figures, as_json=as_json)

@@ -12,9 +12,7 @@ from kifu.errors import ModelError
 from kifu.models import ModelFolder, cache_root, open_folder
 from kifu.models import pull as pull_model
 
-app = typer.Typer(
-    add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True, help="Get and describe models."
-)
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, invoke_without_command=True)
 
 
 def _facts(model: ModelFolder) -> dict[str, Any]:
@@ -41,6 +39,13 @@ def _describe(model: ModelFolder, *, as_json: bool) -> None:
         say(f"{name:<13} {size(value) if name == 'bytes' else value}")
     for name, value in digests.items():
         say(f"{name:<13} {value}")
+
+
+@app.callback()
+def _alone(context: typer.Context) -> None:
+    """Get and describe models; without a command those in the cache are listed."""
+    if context.invoked_subcommand is None:
+        listed()
 
 
 @app.command("list")
@@ -72,7 +77,7 @@ def listed(*, as_json: AsJson = False) -> None:
 @guarded
 def pull(
     *,
-    name: Annotated[str, typer.Argument(help="A name such as smollm2-135m, a hub id, or a path.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A name such as smollm2-135m, a hub id, or a path.")],
     as_json: AsJson = False,
 ) -> None:
     """Get a model; what is already there is not fetched again."""
@@ -84,7 +89,9 @@ def pull(
 @app.command()
 @guarded
 def show(
-    *, name: Annotated[str, typer.Argument(help="A name in the cache, or a folder.")], as_json: AsJson = False
+    *,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A name in the cache, or a folder.")],
+    as_json: AsJson = False,
 ) -> None:
     """Describe a model that is here, with its digests."""
     cached = cache_root() / "models" / name.replace("/", "--")

@@ -16,8 +16,10 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 @guarded
 def replay(
     *,
-    run: Annotated[Path, typer.Argument(help="A run folder.")],
-    trajectory: Annotated[str | None, typer.Argument(help="Id of one record; all of them by default.")] = None,
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    trajectory: Annotated[
+        str | None, typer.Argument(metavar="TRAJECTORY", help="Id of one record; all of them by default.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Execute recorded actions again and compare prompts, observations, rewards, digests and verdicts."""

@@ -15,7 +15,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 @guarded
 def report(
     *,
-    run: Annotated[Path, typer.Argument(help="A run folder; it may be written meanwhile.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder; it may be written meanwhile.")],
     out: Annotated[Path | None, typer.Option(help="The page; RUN/report.html by default.")] = None,
     transcripts: Annotated[int, typer.Option(min=0, help="How many transcripts to put in.")] = 12,
     as_json: AsJson = False,

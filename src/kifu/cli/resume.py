@@ -14,6 +14,8 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 @app.command()
 @guarded
-def resume(*, run: Annotated[Path, typer.Argument(help="A run folder.")], as_json: AsJson = False) -> None:
+def resume(
+    *, run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")], as_json: AsJson = False
+) -> None:
     """Go on with a run that stopped or was killed; what was accepted is not sampled again."""
     show_result(resume_run(run), as_json=as_json)

@@ -32,8 +32,10 @@ STYLES: Mapping[Origin, str] = {
 @guarded
 def show(
     *,
-    run: Annotated[Path, typer.Argument(help="A run folder; it may be written meanwhile.")],
-    trajectory: Annotated[str | None, typer.Argument(help="Id of one record; all are listed by default.")] = None,
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder; it may be written meanwhile.")],
+    trajectory: Annotated[
+        str | None, typer.Argument(metavar="TRAJECTORY", help="Id of one record; all are listed by default.")
+    ] = None,
     limit: Annotated[int, typer.Option(min=1, help="Records to list, the newest.")] = 40,
     tape: Annotated[int | None, typer.Option(min=0, help="One context of a record that has several.")] = None,
     as_json: AsJson = False,

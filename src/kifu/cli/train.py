@@ -17,7 +17,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 @guarded
 def train(
     *,
-    file: Annotated[Path, typer.Argument(help="An experiment, TOML.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="An experiment, TOML.")],
     seed: Annotated[int, typer.Option(help="Of the run; stands in every record.")] = 0,
     profile: Annotated[str | None, typer.Option(help="A table under [profiles], e.g. check, quick, full.")] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder; runs/<name>-seed<seed> by default.")] = None,

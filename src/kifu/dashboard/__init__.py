@@ -2,6 +2,7 @@
 
 from kifu.dashboard.curve import learning_curve
 from kifu.dashboard.decode import Decode, decoder_of
+from kifu.dashboard.estimate import estimate_curve
 from kifu.dashboard.report import render_report, write_report
 from kifu.dashboard.text import printable
 from kifu.dashboard.transcript import Piece, Transcript, transcript
@@ -11,6 +12,7 @@ __all__ = [
     "Piece",
     "Transcript",
     "decoder_of",
+    "estimate_curve",
     "learning_curve",
     "printable",
     "render_report",

@@ -3,20 +3,13 @@
 from pathlib import Path
 
 from kifu.dashboard.reading import RunView, read_run
-from kifu.dashboard.svg import Frame, Series, line_chart
+from kifu.dashboard.svg import Frame, Series, line_chart, standalone
 from kifu.evaluation import wilson
-
-_STYLE = (
-    "<style>:root{--line:#2a6f97;--point:#d1495b;--grid:#d9dde3;color:#22262b}"
-    "@media(prefers-color-scheme:dark){:root{--line:#7cc6ef;--point:#ff8a94;--grid:#3a414a}text{fill:#d7dce2}}"
-    "text{font:11px system-ui,sans-serif}</style>"
-)
 
 
 def learning_curve(root: Path | str) -> str:
     """The learning curve of a run folder as one SVG file that adapts to light and dark."""
-    head, mark, rest = curve(read_run(root)).partition(">")
-    return f"{head}{mark}{_STYLE}{rest}\n"
+    return standalone(curve(read_run(root)))
 
 
 def curve(run: RunView) -> str:

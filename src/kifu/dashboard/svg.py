@@ -3,11 +3,16 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
-from math import ceil, isfinite
+from math import ceil, floor, isfinite, log10
 
 from kifu.dashboard.text import printable
 
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 14, 16, 30
+_STYLE = (
+    "<style>:root{--line:#2a6f97;--point:#d1495b;--grid:#d9dde3;color:#22262b}"
+    "@media(prefers-color-scheme:dark){:root{--line:#7cc6ef;--point:#ff8a94;--grid:#3a414a}text{fill:#d7dce2}}"
+    "text{font:11px system-ui,sans-serif}</style>"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +97,12 @@ def shown(text: str) -> str:
     return escape(printable(text), quote=True)
 
 
+def standalone(svg: str) -> str:
+    """A chart as a file of its own, with colours for light and dark."""
+    head, mark, rest = svg.partition(">")
+    return f"{head}{mark}{_STYLE}{rest}\n"
+
+
 def _svg(frame: Frame, title: str, body: Sequence[str]) -> str:
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {frame.width} {frame.height}" role="img" '
@@ -108,9 +119,9 @@ def _axes(frame: Frame, scale: _Scale) -> str:
             f'<line x1="{_LEFT}" x2="{frame.width - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="var(--grid)"/>'
             f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{value:.3g}</text>'
         )
-    apart = max(1, ceil((scale.x_high - scale.x_low) / 6))
-    for at in range(int((scale.x_high - scale.x_low) // apart) + 1):
-        value = scale.x_low + at * apart
+    apart = _apart((scale.x_high - scale.x_low) / 6)
+    for at in range(ceil(scale.x_low / apart), floor(scale.x_high / apart) + 1):
+        value = at * apart
         parts.append(f'<text x="{scale.x(value):.1f}" y="{frame.height - 14}" text-anchor="middle">{value:.4g}</text>')
     parts.append(
         f'<text x="{frame.width - _RIGHT}" y="{frame.height - 2}" text-anchor="end" class="label">'
@@ -118,6 +129,15 @@ def _axes(frame: Frame, scale: _Scale) -> str:
     )
     parts.append(f'<text x="{_LEFT + 4}" y="{_TOP - 2}" class="label">{shown(frame.y_label)}</text>')
     return "".join(parts)
+
+
+def _apart(least: float) -> int:
+    """Distance of ticks: whole, and from 10 on 1, 2 or 5 times a power of ten."""
+    whole = max(1, ceil(least))
+    if whole < 10:
+        return whole
+    power = int(10 ** floor(log10(whole)))
+    return next(power * factor for factor in (1, 2, 5, 10) if power * factor >= whole)
 
 
 def _line(item: Series, scale: _Scale) -> str:

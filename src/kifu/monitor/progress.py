@@ -40,6 +40,8 @@ class StepView:
     cut: int = 0
     """Rollouts the collector cut; what they would have come to is unknown."""
     ledger_closed: bool = True
+    demonstrated: bool = False
+    """Whether the attempts are demonstrations: their success is that of whoever showed them, not of the policy."""
     note: str = ""
     """What is going on right now, e.g. ``evaluating``."""
 
@@ -48,11 +50,16 @@ def step_line(view: StepView) -> str:
     """The line as plain text."""
     last = next((value for value in reversed(view.success) if value is not None), None)
     done = f"{view.step}/{view.steps}"
+    mean = "-" if last is None else f"{last:.2f}"
+    shown = (
+        [f"imitation, demonstrations succeed {mean}"]
+        if view.demonstrated
+        else [f"success {sparkline(view.success)} {mean}", f"informative {view.informative}/{view.groups}"]
+    )
     parts = [
         f"step {done:>5}",
-        f"success {sparkline(view.success)} {'-' if last is None else f'{last:.2f}'}",
-        f"informative {view.informative}/{view.groups}",
-        f"{view.rollouts:,} rollouts {view.rollouts_s:.1f} s{f', {view.cut:,} cut' if view.cut else ''}",
+        *shown,
+        f"{view.rollouts:,} {'traces' if view.demonstrated else 'rollouts'} {view.rollouts_s:.1f} s{f', {view.cut:,} cut' if view.cut else ''}",
         f"trained {view.trained_tokens:,} tokens of {view.nodes:,} nodes",
         "ledger closed" if view.ledger_closed else "ledger OPEN",
     ]

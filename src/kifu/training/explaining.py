@@ -72,6 +72,8 @@ def _explained(path: Path, document: Document, *, given: Given, algorithm: str) 
     asked = given.options.get("whiten") is True
     found = explain(known, algorithm=method, rules=rules, whiten=asked if method.plan.needs_value else None)
     notes = [note for group in given.groups for item in group.trajectories for note in _doubts(item)]
+    if "gamma" not in document and any(len(item.turns) > 1 for group in given.groups for item in group.trajectories):
+        notes.append("no `gamma` is given: 1 is taken, so that a reward counts alike however late it comes")
     if method.plan.whiten and method.plan.needs_value and not asked:
         notes.append("advantages are raw; training normalizes them over the update, as `options.whiten` does here")
     return _annotated(document, found, head={"algorithm": algorithm, "settings": options_of(method)}, notes=notes)

@@ -21,7 +21,7 @@ from kifu.monitor import (
     peak_rss_bytes,
 )
 from kifu.policy import StepResult
-from kifu.records import Trajectory
+from kifu.records import Purpose, Trajectory
 from kifu.records.ledger import Ledger
 from kifu.training.assemble import Assembled
 
@@ -141,7 +141,9 @@ class Observer:
         judged = [judged_success(item) for item in seen.trajectories]
         known = [value for value in judged if value is not None]
         success = sum(known) / len(known) if known else None
-        self._success.append(success)
+        is_shown = all(item.key.purpose is Purpose.DEMONSTRATION for item in seen.trajectories)
+        if not is_shown:
+            self._success.append(success)
         self._writer.write(
             StepMetrics(
                 step=seen.step,
@@ -157,7 +159,7 @@ class Observer:
             StepView(
                 step=seen.step + 1,
                 steps=self._steps,
-                success=self._success,
+                success=[success] if is_shown else self._success,
                 informative=seen.assembled.informative,
                 groups=seen.assembled.groups,
                 rollouts=len(seen.trajectories),
@@ -166,6 +168,7 @@ class Observer:
                 trained_tokens=seen.assembled.denominators.tokens,
                 nodes=int(seen.first_stats.get("nodes", 0)),
                 ledger_closed=seen.ledger.is_closed,
+                demonstrated=is_shown,
                 note=seen.stage,
             )
         )

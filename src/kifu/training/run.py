@@ -44,7 +44,7 @@ from kifu.training.loop import Loop, Progress
 from kifu.training.machine import this_cpu
 from kifu.training.observe import Observer
 from kifu.training.prepare import Prepared, prepare
-from kifu.training.stopping import stoppable
+from kifu.training.stopping import stoppable, told_in_a_line
 from kifu.training.stored import copied, copy_runs, stored_names
 
 
@@ -76,6 +76,7 @@ def train(loaded: Loaded, *, out: Path | None = None, seed: int = 0, quiet: bool
         InterruptedRun: Ctrl-C; its folder can be resumed, or is gone where nothing had begun.
         KifuError: whatever stopped the run; its folder can be resumed.
     """
+    told_in_a_line()
     check_seed(seed, where=loaded.name)
     prepared = prepare(loaded)
     if prepared.protocol.missing:
@@ -120,6 +121,7 @@ def resume(root: Path, *, environment: Loaded | None = None, quiet: bool = False
         StorageError: no run there, another process writes it, or it was altered.
         ExperimentError: the experiment of the folder cannot be rebuilt here.
     """
+    told_in_a_line()
     folder, prepared = reopen(root, environment=environment)
     if not folder.protocol.exists():
         _write_protocol(folder, prepared)

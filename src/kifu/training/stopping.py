@@ -1,11 +1,18 @@
 """Ctrl-C and SIGTERM while a run works."""
 
 import signal
+import sys
 import threading
 from asyncio import AbstractEventLoop
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import FrameType
+from functools import partial
+from types import FrameType, TracebackType
+from typing import TypeAlias
+
+from kifu.errors import InterruptedRun
+
+_Hook: TypeAlias = Callable[[type[BaseException], BaseException, TracebackType | None], object]
 
 _ASKED = (signal.SIGINT, signal.SIGTERM)
 """By a user, by a scheduler that wants the machine back."""
@@ -36,3 +43,20 @@ def stoppable(stop: Callable[[], None], running: AbstractEventLoop) -> Iterator[
     finally:
         for number, handler in before.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+def told_in_a_line() -> None:
+    """Let an interruption that a script does not catch end it as it ends a command: its message and exit code 130.
+
+    Every other error is shown as before.
+    """
+    if not (isinstance(sys.excepthook, partial) and sys.excepthook.func is _told):
+        sys.excepthook = partial(_told, sys.excepthook)
+
+
+def _told(otherwise: _Hook, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    if not isinstance(error, InterruptedRun):
+        otherwise(kind, error, trace)
+        return
+    sys.stderr.write(f"{error}\n")
+    sys.exit(error.exit_code)
