@@ -58,6 +58,7 @@ def test_an_interrupted_command_says_what_it_left(
 
 _SCRIPT = """
 import os, signal
+from pathlib import Path
 import kifu.training.run as module
 from kifu.training.experiment import load_experiment
 
@@ -65,7 +66,7 @@ def pressed(*args, **kwargs):
     {happens}
 
 module._drive = pressed
-module.train(load_experiment(__import__("pathlib").Path(r"{file}"), profile="check"), out="{run}", quiet=True)
+module.train(load_experiment(Path("{file}"), profile="check"), out=Path("{run}"), quiet=True)
 """
 
 

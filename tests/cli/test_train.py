@@ -265,3 +265,43 @@ def test_a_run_of_which_only_the_end_was_measured_has_no_before(kifu: Kifu, expe
     first = kifu("train", experiment(), "--profile", "check", "--out", out)
     assert [line.split()[0] for line in first.stdout.splitlines()[:2]] == ["before", "after"]
     assert kifu("resume", out).stdout.startswith("after   success ")
+
+
+STINGY = """from dataclasses import replace
+
+from kifu.envs.suites.key_door import KeyDoor
+
+
+class Stingy(KeyDoor):
+    def verify(self):
+        return replace(super().verify(), success=False)
+"""
+
+
+def test_a_run_without_an_informative_group_stops_with_advice_and_is_sound_and_resumable(
+    kifu: Kifu, experiment: Write, tmp_path: Path
+) -> None:
+    """Nobody is ever paid; after two such steps it stops, and a resumed run goes one step on before it does again."""
+    (tmp_path / "stingy.py").write_text(STINGY)
+    path, run = experiment('name = "key_door"', f'name = "{tmp_path}/stingy.py:Stingy"'), tmp_path / "run"
+    text = (
+        path.read_text().replace('"actor_critic"', '"grpo"').replace("options = { entropy_coefficient = 0.02 }\n", "")
+    )
+    text = text.replace('"bootstrap"', '"terminal"').replace("group_size = 1", "group_size = 2")
+    path.write_text(text)
+    sets = ("--set", "update.steps=6", "--set", "update.patience=2", "--set", "update.prompts_per_step=2")
+
+    for closed, command in ((2, ("train", path, "--profile", "check", "--out", run, *sets)), (3, ("resume", run))):
+        stopped = kifu(*command)
+        assert stopped.exit_code == 1, stopped.stderr
+        assert "2 steps in a row without an informative group" in stopped.stderr
+        assert [
+            lever for lever in ("group_size", "easier tasks", "demonstrations") if lever not in stopped.stderr
+        ] == []
+        assert "Traceback" not in stopped.stderr
+        steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        assert [(row["step"], row["applied"], row["ledger"]["closed"]) for row in steps] == [
+            (step, False, True) for step in range(closed)
+        ]
+        assert json.loads((run / "run.json").read_text())["status"].startswith("stopped: 2 steps in a row")
+        assert kifu("audit", run).exit_code == 0

@@ -114,6 +114,12 @@ def test_without_tools_the_first_message_is_all(world: type[Environment], tools:
     assert is_single_answer(experiment(), environment=world, tools=tools) is single
 
 
+def test_an_agent_outside_may_ask_as_often_as_it_likes() -> None:
+    outside = experiment(policy={"model": "tiny", "agent": {"type": "outside", "run": "agent.py:solve"}})
+    assert is_single_answer(outside, environment=Asked, tools=()) is False
+    assert is_single_answer(experiment(policy={"model": "tiny"}), environment=Asked, tools=()) is True
+
+
 def test_every_stage_is_asked_for_its_own() -> None:
     stage = {"type": "train", "credit": {"algorithm": "reinforce", "gamma": 0.5}, "update": UPDATE}
     bare = {**stage, "credit": {"algorithm": "grpo"}}

@@ -335,7 +335,7 @@ class TestGoingOn:
         facts["experiment"]["credit"]["gamma"] = 0.5
         (run / "run.json").write_text(json.dumps(facts))
 
-        with pytest.raises(ExperimentError, match="differs from when the run began"):
+        with pytest.raises(ExperimentError, match=r"when the run began: credit\.gamma is 0\.5, was 0\.99\. Go on"):
             resume(run, quiet=True)
 
 

@@ -21,7 +21,8 @@ METRICS: Mapping[str, str] = {
     "step": "index of the step, from 0",
     "seconds": "wall seconds the step took, evaluation included",
     "cpu_seconds": "CPU seconds of all threads and finished children in the step",
-    "success": "mean success of the step's training rollouts that have a verdict; null without one",
+    "success": "mean success of the step's training rollouts that have a verdict; null without one. In a step of "
+    "imitation the attempts are demonstrations, and it says how often those succeed",
     "ledger": "rollouts by bucket closed in this step, with `closed`",
     "policy_version": "version the step's update published",
     "reward": "mean reward of the step's rollouts that have one",

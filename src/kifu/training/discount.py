@@ -5,8 +5,9 @@ from kifu.credit import RefreshedPairs, StoredPairs
 from kifu.envs import Environment
 from kifu.envs.suites.jsonl import QuestionTask
 from kifu.errors import ExperimentError
+from kifu.training.agent_layers import ToolCalling
 from kifu.training.credit_layers import CreditLayer
-from kifu.training.layers import Experiment, TrainStage
+from kifu.training.layers import Experiment, HfPolicy, TrainStage
 
 UNDISCOUNTED = 1.0
 
@@ -52,11 +53,14 @@ def is_single_answer(experiment: Experiment, *, environment: type[Environment], 
     """Whether every episode ends with the first message.
 
     It does under a limit of one turn, and where there is nothing to call: a message without a call ends an episode. A
-    class that lists its tools by itself may list some only after a reset, so nothing is known of it.
+    class that lists its tools by itself may list some only after a reset, so nothing is known of it; nor of an agent
+    outside, which has tools of its own.
     """
     layer = experiment.environment
     if 1 in (layer.task_limits.turns, layer.collector_limits.turns):
         return True
+    if isinstance(experiment.policy, HfPolicy) and not isinstance(experiment.policy.agent, ToolCalling):
+        return False
     is_fixed = environment.tools is Environment.tools or issubclass(environment, QuestionTask)
     return is_fixed and not tools
 

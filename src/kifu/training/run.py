@@ -36,6 +36,7 @@ from kifu.records.weights import VERSIONS, WeightStore
 from kifu.render import SymbolRenderer
 from kifu.training.bench import Bench, relevant
 from kifu.training.called import check_seed
+from kifu.training.changed import changed_fields
 from kifu.training.checkpoint import Mark, list_checkpoints, load_checkpoint
 from kifu.training.effects_audit import check_seals
 from kifu.training.experiment import Loaded, parse_experiment
@@ -158,9 +159,11 @@ def reopen(root: Path, *, environment: Loaded | None = None, same_code: bool = T
     if same_code and facts.environment_source:
         _check_source(root, facts, prepared)
     if prepared.protocol.hash != facts.protocol:
+        fields = changed_fields(folder.protocol, _without_none(prepared.protocol.tables))
+        differs = "; ".join(fields) or "the environment, model or a library"
         raise ExperimentError(
             f"{root}: the run's protocol is {facts.protocol[:12]}, here it would be {prepared.protocol.hash[:12]}. "
-            "The environment, model or a library differs from when the run began; go on with the same, or start anew."
+            f"Different from when the run began: {differs}. Go on with what it had then, or start anew."
         )
     return folder, prepared
 
