@@ -7,6 +7,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,23 @@ async def test_a_function_becomes_a_record_with_the_verifiers_verdict(serve: Ser
     record = await run(serve(turns("hello")), greeter)
     assert (record.reward, record.outcome.reason, record.turns[0].text) == (1.0, StopReason.NATURAL_END, "hello")
     assert record.environment.id == "function:greeter"
+
+
+async def test_of_a_class_every_attempt_gets_an_instance_of_its_own(serve: Serve, turns: Turns) -> None:
+    @agent
+    class Counting:
+        def __init__(self) -> None:
+            self.count = 0
+
+        async def __call__(self, task: Task, endpoint: Endpoint) -> str:
+            self.count += 1
+            return f"{await asyncio.to_thread(call, endpoint, 'x')}{self.count}"
+
+    gateway = serve(turns("hello"))
+    async with serving(gateway) as url:
+        outside = Outside(gateway=gateway, url=url, agent=Counting, verify=lambda task, ran: ran.text == "hello1")
+        records = await outside.run([(replace(KEY, member=at), TASK) for at in range(3)])
+    assert [record.reward for record in records] == [1.0] * 3
 
 
 async def test_a_program_gets_its_task_and_its_endpoint_and_no_other_secret(

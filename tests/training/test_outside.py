@@ -5,19 +5,23 @@ import os
 import signal
 import subprocess
 import sys
+import urllib.request
 from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
+from kifu.envs import Task
 from kifu.envs.suites.calc_tools import CalcTools
 from kifu.errors import ExperimentError
+from kifu.gateway import Endpoint, agent
 from kifu.models import ModelFolder
 from kifu.records import Origin, Purpose, RunReader, StopReason, Trajectory
 from kifu.records.plan import read_plan
 from kifu.records.rows import content_digest
 from kifu.render import DIALECTS, ChatRenderer, load_renderer
+from kifu.training import simple
 from kifu.training.auditing import audit
 from kifu.training.evaluate import Evaluation, evaluate
 from kifu.training.experiment import load_experiment
@@ -212,6 +216,43 @@ def _digests(run: Path) -> Mapping[str, str]:
 
 def _versions(run: Path) -> list[str]:
     return [json.loads(line)["digest"] for line in (run / "weights" / "versions.jsonl").read_text().splitlines()]
+
+
+def spoken(task: Task, endpoint: Endpoint) -> str:
+    """An agent inside this process: one call."""
+    body = json.dumps({"model": endpoint.model, "messages": [{"role": "user", "content": task.data["prompt"]}]})
+    asked = urllib.request.Request(f"{endpoint.base_url}/chat/completions", body.encode())
+    asked.add_header("x-api-key", endpoint.key)
+    with urllib.request.urlopen(asked) as answer:
+        return str(json.load(answer)["choices"][0]["message"]["content"])
+
+
+def even(answer: str, task: Task) -> bool:
+    """Half of all answers."""
+    return len(answer) % 2 == 0
+
+
+def test_a_decorated_function_is_trained_from_python_and_its_run_audits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_experiment(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    changed = {"steps": 1, "prompts_per_step": 1, "group_size": 2}
+    settings: dict[str, object] = {"policy.decoding.max_new_tokens": 6, "evaluation.tasks": 1, "machine.threads": 1}
+    simple.train(
+        tasks="questions.jsonl",
+        reward=even,
+        agent=agent(spoken),
+        model="tiny",
+        out="run",
+        quiet=True,
+        update=changed,
+        **settings,
+    )
+    found = records(tmp_path / "run", Purpose.TRAIN)
+    assert [len(record.turns) for record in found] == [1, 1]
+    noted = json.loads((tmp_path / "run" / "run.json").read_text())["experiment"]["policy"]["agent"]
+    assert noted["function"].endswith(":spoken")
 
 
 def test_an_agent_that_breaks_stops_the_run_with_its_own_words(tmp_path: Path) -> None:

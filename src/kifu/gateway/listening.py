@@ -51,8 +51,9 @@ def _load(where: str) -> object:
     try:
         found: object = getattr(import_module(module), name)
     except ModuleNotFoundError as missing:
+        package = (missing.name or "").partition(".")[0]
         raise UsageError(
-            f"an outside agent is heard through the gateway, which needs the package `{missing.name}`, and that is "
-            f"not installed: {install_hint(missing.name)}"
+            f"an outside agent is heard through the gateway, which needs the package `{package}`, and that is not "
+            f"installed: {install_hint(package)}"
         ) from missing
     return found
