@@ -1,6 +1,8 @@
 """The recipe's agents, each with its own library in its own environment: what is recorded does not depend on them."""
 
 import json
+import subprocess
+import sys
 import textwrap
 from pathlib import Path
 
@@ -69,7 +71,7 @@ def test_the_recipes_agents_are_short_and_know_nothing_of_kifu(name: str) -> Non
     assert "kifu" not in source
 
 
-def test_the_pages_example_trains_an_agent_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pages_example_trains_an_agent_as_it_is(tmp_path: Path) -> None:
     page = (TOP / "docs" / "gateway.md").read_text().partition("## Train the agent you have")[2].partition("\n## ")[0]
     agent, script = (block.partition("\n```")[0] for block in page.split("```python\n")[1:3])
     lines = [line for text in (agent, script) for line in text.splitlines() if line.strip()]
@@ -87,10 +89,9 @@ def test_the_pages_example_trains_an_agent_as_it_is(tmp_path: Path, monkeypatch:
     changed = script.replace('model="smollm2-135m"', 'model="tiny", out="run"').replace(
         "import kifu\n", f"import kifu\n{small}"
     )
-    monkeypatch.chdir(tmp_path)
     (tmp_path / "script.py").write_text(changed)
-    space: dict[str, object] = {"__name__": "script", "__file__": str(tmp_path / "script.py")}
-    exec(compile(changed, "script.py", "exec"), space)
+    done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
     report = audit(tmp_path / "run")
     assert (report.problems, report.ledger_closed) == ((), True)
     assert report.records == 4
