@@ -51,10 +51,10 @@ def told_in_a_line() -> None:
     Every other error is shown as before.
     """
     if not (isinstance(sys.excepthook, partial) and sys.excepthook.func is _told):
-        sys.excepthook = partial(_told, sys.excepthook)
+        sys.excepthook = partial(_told, otherwise=sys.excepthook)
 
 
-def _told(otherwise: _Hook, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+def _told(kind: type[BaseException], error: BaseException, trace: TracebackType | None, *, otherwise: _Hook) -> None:
     if not isinstance(error, InterruptedRun):
         otherwise(kind, error, trace)
         return
