@@ -29,7 +29,7 @@ def answer(arg: str) -> str:
 
 def solve(task: dict) -> str:
     """Answer the question of a task; only its tools see the numbers."""
-    known = dict(zip((task["first"], task["second"]), task["numbers"]))
+    known = {task["first"]: task["numbers"][0], task["second"]: task["numbers"][1]}
 
     @tool
     def get(arg: str) -> str:

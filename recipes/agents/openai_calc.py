@@ -29,7 +29,7 @@ def calculate(expression: str) -> str:
 
 def solve(task: dict) -> str:
     """Answer the question of a task; only its tools see the numbers."""
-    known = dict(zip((task["first"], task["second"]), task["numbers"]))
+    known = {task["first"]: task["numbers"][0], task["second"]: task["numbers"][1]}
     client = OpenAI()  # reads OPENAI_BASE_URL and OPENAI_API_KEY
     messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": task["prompt"]}]
     for _ in range(5):

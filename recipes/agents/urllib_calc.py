@@ -37,7 +37,7 @@ def ask(messages: list) -> dict:
 
 def solve(task: dict) -> str:
     """Answer the question of a task; only its tools see the numbers."""
-    known = dict(zip((task["first"], task["second"]), task["numbers"]))
+    known = {task["first"]: task["numbers"][0], task["second"]: task["numbers"][1]}
     messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": task["prompt"]}]
     for _ in range(5):
         message = ask(messages)
