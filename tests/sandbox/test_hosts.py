@@ -15,7 +15,14 @@ from pathlib import Path
 import pytest
 
 from kifu.errors import UsageError
-from kifu.sandbox import Guarantee, HostBackend, NsBackend, Policy, SandboxUnavailable, open_sandbox
+from kifu.sandbox import (
+    Guarantee,
+    HostBackend,
+    NsBackend,
+    Policy,
+    SandboxUnavailable,
+    open_sandbox,
+)
 from kifu.sandbox.ns import kernel
 from kifu.sandbox.remedies import remedy_of
 
@@ -183,8 +190,9 @@ def test_no_isolation_is_never_taken_without_being_asked_for_twice() -> None:
 
 
 UNSAFE = """
-import json, os, sys
-from kifu.sandbox import Policy, SandboxUnavailable, Tree, Wanted, open_sandbox, shell
+import json, os, tempfile
+from pathlib import Path
+from kifu.sandbox import *
 import kifu.testing
 if os.geteuid() == 0:
     os.setgroups([]); os.setresgid(61234, 61234, 61234); os.setresuid(61234, 61234, 61234)
@@ -193,22 +201,43 @@ try:
     raise SystemExit("a policy that requires something got a host without isolation")
 except SandboxUnavailable:
     pass
+try:
+    backends = [NsBackend(interpreter="/no/such/python3"), "unsafe-host"]
+    open_sandbox(Policy(), backends=backends, accept_no_isolation=True)
+    raise SystemExit("a machine where the first back-end fails was downgraded")
+except SandboxUnavailable as error:
+    assert [proof.backend for proof in error.proofs] == ["ns", "unsafe-host"]
 policy = Policy(base=Tree.of({"a": "1"}), tools=(shell(),), require=frozenset())
-with open_sandbox(policy, backends=["unsafe-host"], accept_no_isolation=True) as sandbox:
+folder = tempfile.TemporaryDirectory(prefix="kifu-effects-")
+path = Path(folder.name) / "effects.jsonl"
+file = EffectFile(path)
+log = file.chain("episode")
+with open_sandbox(policy, backends=["unsafe-host"], accept_no_isolation=True, log=log) as sandbox:
     branch = sandbox.fork()
     result = sandbox.call("bash", {"command": "cat a; echo 2 > a; id -u"})
     kept = branch.export(Wanted(patterns=("*",))).tree.files
     branch.close()
+    sandbox.call("nothing")
+    file.close()
+    lines = [json.loads(line)["content"] for line in path.read_text().splitlines()]
+    unisolated = check_effects(path).unisolated
+    folder.cleanup()
     print(json.dumps({"out": result.out.decode(), "isolated": sandbox.is_isolated, "held": sorted(sandbox.guarantees),
-                      "backend": sandbox.backend, "branch": kept["a"].decode(), "uid": os.getuid()}))
+                      "backend": sandbox.backend, "branch": kept["a"].decode(), "uid": os.getuid(),
+                      "lines": [[line["kind"], line["facts"].get("isolation")] for line in lines],
+                      "unisolated": unisolated}))
 """
 
 
-def test_without_isolation_every_sandbox_says_so() -> None:
+def test_without_isolation_every_sandbox_and_every_line_it_writes_says_so() -> None:
     done = subprocess.run([sys.executable, "-c", UNSAFE], capture_output=True, text=True, check=False, cwd="/")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found.pop("out") == f"1{found.pop('uid')}\n"
+    lines = found.pop("lines")
+    assert {kind for kind, _ in lines} >= {"open", "call", "export", "denied"}
+    assert {isolation for _, isolation in lines} == {"none"}
+    assert found.pop("unisolated") == ["episode", "episode/1"]
     assert found == {"isolated": False, "held": [], "backend": "unsafe-host", "branch": "1"}
     assert list(Path("/tmp").glob("kifu-box-*")) == []
 

@@ -288,7 +288,7 @@ def test_everything_done_stands_in_the_log_of_effects(backend: NsBackend, tmp_pa
         head = sandbox.log.head
     file.close()
     report = check_effects(tmp_path / "effects.jsonl", anchors=[head])
-    assert report.problems == ()
+    assert (report.problems, report.unisolated) == ((), ())
     text = (tmp_path / "effects.jsonl").read_text()
     for part in ('"denied"', '"put"', '"export"', '"backend":"ns"', '"isolation":"proved"', '"code":4', "episode/1"):
         assert part in text

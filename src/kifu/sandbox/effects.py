@@ -34,6 +34,8 @@ from kifu.records.files import fsync_folder, make_folder, storing
 
 EFFECTS = "effects.jsonl"
 """Name of the log in a run folder."""
+ISOLATION = "isolation"
+"""Fact of a line: ``none`` marks every line of a sandbox without isolation."""
 LONG_TEXT = 4096
 """Characters of a text that stand in the log; of a longer one stand its beginning, its length and its digest."""
 _KEPT = 256

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kifu.records import GENESIS, canonical
-from kifu.sandbox.effects import EffectHead, ForwardKey, Phase, seal_of
+from kifu.sandbox.effects import ISOLATION, EffectHead, ForwardKey, Phase, seal_of
 
 _FIELDS = {"content", "digest", "follows", "mac", "measured", "seal"}
 _SHOWN = 100
@@ -33,6 +33,8 @@ class EffectReport:
     themselves."""
     torn_bytes: int = 0
     """Bytes of an unfinished last line."""
+    unisolated: tuple[str, ...] = ()
+    """Chains of sandboxes without isolation: what ran there could change whatever the caller can, this log too."""
 
     @property
     def ok(self) -> bool:
@@ -83,6 +85,7 @@ class _Reading:
         self._open: dict[str, str] = {}
         self._counts: Counter[str] = Counter()
         self._reasons: Counter[str] = Counter()
+        self._unisolated: dict[str, None] = {}
         self.seals: set[str] = set()
 
     def problem(self, what: str) -> None:
@@ -141,6 +144,7 @@ class _Reading:
             reasons=dict(self._reasons),
             interrupted=tuple(self._open.values()),
             torn_bytes=torn_bytes,
+            unisolated=tuple(self._unisolated),
         )
 
     def _advance_key(self) -> None:
@@ -156,6 +160,8 @@ class _Reading:
                 f"{len(digests)} after {expected[:12]}: a line of the chain was deleted, moved or inserted"
             )
         digests.append(digest)
+        if content["facts"].get(ISOLATION) == "none":
+            self._unisolated[name] = None
         what = f"{content['kind']}/{content['tool']}"
         if content["phase"] == Phase.END:
             if self._open.pop(str(content["facts"].get("of")), None) is None:

@@ -10,7 +10,7 @@ from kifu.errors import SandboxFailure
 from kifu.records import Json
 from kifu.sandbox.acting import act
 from kifu.sandbox.contract import Box, Denied, Export, Guarantee, Proof, Reason, Wanted
-from kifu.sandbox.effects import EffectLog
+from kifu.sandbox.effects import ISOLATION, EffectLog
 from kifu.sandbox.policy import CallResult, Policy
 from kifu.sandbox.tools import Given, check_arguments, find_tool
 from kifu.sandbox.tree import Tree
@@ -54,10 +54,11 @@ class Sandbox:
         self._lock = threading.RLock()
         self._facts: dict[str, Json] = {
             "backend": proof.backend,
-            "isolation": "proved" if is_isolated else "none",
+            ISOLATION: "proved" if is_isolated else "none",
             "guarantees": [str(guarantee) for guarantee in sorted(proof.held)],
             "policy": policy.digest,
         }
+        self._mark: dict[str, Json] = {} if is_isolated else {ISOLATION: "none"}
         if log is not None:
             log.note("open", facts=self._facts)
 
@@ -85,15 +86,18 @@ class Sandbox:
             except Denied as error:
                 self._note("denied", tool=tool, arguments=_plain(given), facts={"why": str(error)})
                 return CallResult(tool=tool, reason=Reason.DENIED, message=str(error))
-            pending = self.log.begin("call", tool=tool, arguments=_plain(given)) if self.log else None
+            pending = None
+            if self.log:
+                pending = self.log.begin("call", tool=tool, arguments=_plain(given), facts={**self._mark})
             try:
                 result = act(self._box, found, values=values, limits=self.policy.limits)
             except SandboxFailure:
                 if self.log and pending:
-                    self.log.end(pending, reason="sandbox_error")
+                    self.log.end(pending, reason="sandbox_error", facts={**self._mark})
                 raise
             if self.log and pending:
-                self.log.end(pending, reason=str(result.reason), facts=_facts_of(result), measured=_measured(result))
+                facts = {**_facts_of(result), **self._mark}
+                self.log.end(pending, reason=str(result.reason), facts=facts, measured=_measured(result))
             return result
 
     def put(self, tree: Tree) -> None:
@@ -163,7 +167,7 @@ class Sandbox:
         facts: dict[str, Json] | None = None,
     ) -> None:
         if self.log is not None:
-            self.log.note(kind, tool=tool, arguments=arguments, facts=facts)
+            self.log.note(kind, tool=tool, arguments=arguments, facts={**(facts or {}), **self._mark})
 
 
 def _facts_of(result: CallResult) -> dict[str, Json]:
