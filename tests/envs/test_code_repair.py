@@ -11,11 +11,12 @@ import pytest
 
 from kifu.envs import Task
 from kifu.envs.bugs import BugMaker
+from kifu.envs.mutation import is_exact, mutated, mutations
 from kifu.envs.packages import Package, unpack
-from kifu.envs.suites.code_repair import CodeRepair
+from kifu.envs.suites.code_repair import TURNS, CodeRepair
 from kifu.errors import UsageError
 from kifu.records import StopReason, ToolCall, Trust
-from kifu.sandbox import Limits, Tree
+from kifu.sandbox import Limits, Tree, Wanted
 from kifu.testing import check_env
 from kifu.verify import suite_workshop
 
@@ -189,3 +190,36 @@ def test_attack_by_code_that_leaves_is_not_paid(world: SmallRepair) -> None:
 def test_a_task_of_another_environment_is_refused() -> None:
     with pytest.raises(UsageError, match="expected package, seed, mutations"):
         SmallRepair().reset(Task(id="t", data={"package": "small"}), 0)
+
+
+def _tried_in_turn(world: SmallRepair) -> tuple[int, float | None]:
+    """An agent that knows no answer: one small change after another, until the failing tests pass; turns and reward."""
+    lines = world.read_file("small.py").text.split("\n")
+    text = "\n".join(line.split("\t", 1)[1] for line in lines)
+    turns, present = 1, text
+    for change in mutations(text):
+        if turns + 3 > TURNS or not is_exact(text, change):
+            continue
+        wanted = mutated(text, [change])
+        world.edit("small.py", present, wanted)
+        turns, present = turns + 2, wanted
+        if world.run_tests().exit_status == 0:
+            break
+    world.submit()
+    return turns + 1, world.verify().reward
+
+
+def test_an_agent_that_only_tries_changes_mends_some_bugs_and_is_paid_for_those_alone() -> None:
+    """Its own run of the tests that failed says when to stop; the judge runs all of them, on a copy of its own."""
+    rewards = []
+    for task in islice(SmallRepair.tasks("train", 0), 6):
+        world = SmallRepair()
+        world.reset(task, task.seed)
+        turns, reward = _tried_in_turn(world)
+        sound = world.box.export(Wanted(patterns=("small.py",))).tree.files["small.py"].decode() == CODE
+        world.close()
+        assert turns <= TURNS
+        assert reward == 1.0 or not sound
+        rewards.append(reward)
+    assert rewards.count(1.0) >= 2
+    assert set(rewards) <= {0.0, 1.0}
