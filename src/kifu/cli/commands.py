@@ -28,5 +28,8 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
 }
 """Name to where it is written and what it does."""
 
+LINT_TASK = ("kifu.cli.envs_lint:app", "Try known cheats on a task and say how many its judge pays.")
+"""``kifu envs lint``, which starts boxes."""
+
 CHECK_ENVIRONMENT = ("kifu.cli.envs_check:app", "Run the contract's checker over an environment.")
 """``kifu envs check``, which needs what the checkers need."""

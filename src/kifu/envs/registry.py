@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from kifu.envs.contract import Environment
 from kifu.envs.files import load_module
 from kifu.envs.suites.calc_tools import CalcTools
-from kifu.envs.suites.code_repair import CodeRepair
+from kifu.envs.suites.code_repair import CodeRepair, repairs
 from kifu.envs.suites.corridor import Corridor
 from kifu.envs.suites.jsonl import questions
 from kifu.envs.suites.key_door import KeyDoor
@@ -38,8 +38,8 @@ def resolve_environment(name: str) -> type[Environment]:
     """The class a name means.
 
     A built-in environment's name; ``module:Class``; ``path/to/file.py:Class``; ``path/to/tasks.jsonl``, each line with
-    its own verifier; or ``path/to/tasks.jsonl@REWARD`` with ``exact``, ``numeric``, ``regex``, ``module:function`` or
-    ``path/to/file.py:function``.
+    its own verifier; ``path/to/tasks.jsonl@REWARD`` with ``exact``, ``numeric``, ``regex``, ``module:function`` or
+    ``path/to/file.py:function``; or ``code_repair@SHEET.toml``, the instances of a sheet.
 
     Raises:
         UsageError: nothing of that name, or it is not an `Environment`.
@@ -47,6 +47,8 @@ def resolve_environment(name: str) -> type[Environment]:
     if name in ENVIRONMENTS:
         return ENVIRONMENTS[name]
     path, at, reward = name.partition("@")
+    if path == "code_repair" and at:
+        return repairs(reward)
     if path.endswith(".jsonl"):
         return questions(path, reward=reward if at else None)
     source, colon, attribute = name.rpartition(":")

@@ -215,8 +215,8 @@ def taken(verdict: Verdict, setting: Setting) -> Verdict:
     """
     if verdict.assurance == IN_PROCESS and not setting.takes_in_process:
         raise VerifierFailure(
-            f"a verdict of {verdict.verifier or 'a verifier'} has assurance `in_process`, and the experiment takes none; "
-            'declare Capabilities(in_process=True), and set environment.assurance = "in_process" to train on it'
+            f"a verdict of {verdict.verifier or 'a verifier'} has assurance `in_process`, and the experiment "
+            'takes none; declare Capabilities(in_process=True) and set environment.assurance = "in_process"'
         )
     return verdict
 

@@ -43,8 +43,8 @@ def check_assurance(environment: type[Environment], experiment: Experiment) -> N
     if environment.capabilities.in_process and experiment.environment.assurance != "in_process":
         raise ExperimentError(
             f"environment.assurance = `apart`, and environment `{experiment.environment.name}` is judged by tests that "
-            "run in the interpreter of what the policy wrote, which can read what they expect and be paid for it. Look at "
-            '`kifu envs lint TASK`; set assurance = "in_process" in [environment] to train on such verdicts'
+            "run in the interpreter of what the policy wrote, which can read what they expect and be paid for it. Look "
+            'at `kifu envs lint TASK`; set assurance = "in_process" in [environment] to train on such verdicts'
         )
 
 

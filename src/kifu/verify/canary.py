@@ -35,11 +35,15 @@ def {_OTHER}(value):
 """
 
 
-def canary_copy(source: str) -> tuple[str, tuple[str, ...]] | None:
+def canary_copy(source: str, *, mark: str = "") -> tuple[str, tuple[str, ...]] | None:
     r"""A test module whose equalities cannot hold, and the ids (without file) of its tests that must fail.
 
     Only tests outside of parametrization, at the top or in a class, whose first assertion compares for equality. None
-    where there is no such test.
+    where there is no such test. Their docstrings go, since some runners print them instead of names.
+
+    Args:
+        source: the module.
+        mark: put behind the names of the tests, for runners that do not say which file a test is in.
 
     >>> text, names = canary_copy("def test_a():\n    assert 1 + 1 == 2\n") or ("", ())
     >>> names
@@ -53,14 +57,14 @@ def canary_copy(source: str) -> tuple[str, tuple[str, ...]] | None:
     kept: list[ast.stmt] = []
     for node in tree.body:
         if isinstance(node, ast.ClassDef) and (node.name.startswith("Test") or _is_test_case(node)):
-            found = [item.name for item in node.body if isinstance(item, ast.FunctionDef) and _spoil(item)]
+            found = [item.name for item in node.body if isinstance(item, ast.FunctionDef) and _spoil(item, mark)]
             names += [f"{node.name}::{name}" for name in found]
             node.body = [item for item in node.body if not _is_test(item) or getattr(item, "name", "") in found]
             node.body = node.body or [ast.Pass()]
             kept.append(node)
         elif not _is_test(node):
             kept.append(node)
-        elif _spoil(node):
+        elif _spoil(node, mark):
             assert isinstance(node, ast.FunctionDef)
             names.append(node.name)
             kept.append(node)
@@ -72,23 +76,26 @@ def canary_copy(source: str) -> tuple[str, tuple[str, ...]] | None:
     return ast.unparse(ast.fix_missing_locations(tree)) + "\n", tuple(names)
 
 
-def canary_modules(tests: Mapping[str, bytes], *, secret: bytes, most: int = 4) -> tuple[dict[str, bytes], list[str]]:
+def canary_modules(
+    tests: Mapping[str, bytes], *, secret: bytes, most: int = 4, mark: str = ""
+) -> tuple[dict[str, bytes], list[str]]:
     """Canary modules beside their originals, under names that look like others, and the ids that must fail.
 
     Args:
         tests: path to source of the test files.
         secret: the names follow from it.
         most: modules to make.
+        mark: as for `canary_copy`.
     """
     made: dict[str, bytes] = {}
     ids: list[str] = []
     for path in sorted(tests):
         name = path.rpartition("/")[2]
-        copied = canary_copy(tests[path].decode("utf-8", "replace")) if name.startswith("test") else None
+        copied = canary_copy(tests[path].decode("utf-8", "replace"), mark=mark) if name.startswith("test") else None
         if copied is None or len(made) >= most:
             continue
-        mark = hashlib.sha256(secret + path.encode()).hexdigest()[:8]
-        fresh = f"{path.rpartition('/')[0]}/test_{mark}.py".lstrip("/")
+        other = hashlib.sha256(secret + path.encode()).hexdigest()[:8]
+        fresh = f"{path.rpartition('/')[0]}/test_{other}.py".lstrip("/")
         made[fresh] = copied[0].encode()
         ids += [f"{fresh}::{test}" for test in copied[1]]
     return made, ids
@@ -107,7 +114,7 @@ def _stays_first(node: ast.stmt) -> bool:
     return is_doc or (isinstance(node, ast.ImportFrom) and node.module == "__future__")
 
 
-def _spoil(node: ast.stmt) -> bool:
+def _spoil(node: ast.stmt, mark: str) -> bool:
     """Replace what the first assertion of a test expects; whether that could be done."""
     if not isinstance(node, ast.FunctionDef) or not _is_test(node) or node.decorator_list:
         return False
@@ -131,6 +138,9 @@ def _spoil(node: ast.stmt) -> bool:
             case _:
                 return False
         del node.body[at + 1 :]
+        if ast.get_docstring(node) is not None:
+            del node.body[0]
+        node.name += f"_{mark}" if mark else ""
         return True
     return False
 

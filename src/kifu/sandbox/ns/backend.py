@@ -4,7 +4,7 @@ import os
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from kifu.errors import ArgumentError, SandboxFailure
@@ -14,7 +14,7 @@ from kifu.sandbox.ns.filter import ARCHES
 from kifu.sandbox.ns.server import ForkServer, ServerSpec, StartError
 from kifu.sandbox.remedies import remedy_of
 from kifu.sandbox.selftest import SELF_TEST, run_self_test
-from kifu.sandbox.tree import Tree
+from kifu.sandbox.tree import Tree, path_problem
 
 PROTECTIONS = frozenset(
     {
@@ -25,6 +25,8 @@ PROTECTIONS = frozenset(
     }
 )  # fmt: skip
 """What the attack suite can leave out, one by one, to see that an attack then succeeds."""
+
+_TAKEN = frozenset({"box", "proc", "dev", "tmp", "etc", "usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "opt"})
 
 
 class NsBackend:
@@ -37,6 +39,8 @@ class NsBackend:
         preload: modules that warm commands find already imported.
         path: folders they come from, by their name in a box.
         mounts: shown in every box, before those of its policy; where preloaded modules come from.
+        links: name at the root of every box to a folder below the box, e.g. ``{"app": "app"}`` for a ``/app`` that is
+            ``/box/app``; for programs that know only fixed places.
         layer_cache_bytes: of base trees kept in memory after their last box is gone.
         without: names from `PROTECTIONS` to leave out. For controls of tests alone: what is left out is not proved, so
             a policy that requires it refuses this back-end.
@@ -50,6 +54,7 @@ class NsBackend:
         preload: Iterable[str] = (),
         path: Iterable[str] = (),
         mounts: Iterable[Mount] = (),
+        links: Mapping[str, str] | None = None,
         layer_cache_bytes: int = 1 << 30,
         without: frozenset[str] = frozenset(),
     ) -> None:
@@ -57,8 +62,12 @@ class NsBackend:
             raise ArgumentError(f"without: {sorted(without - PROTECTIONS)} are none of {sorted(PROTECTIONS)}")
         if not 0 <= slot < 1000:
             raise ArgumentError(f"slot: {slot}, expected 0 to 999")
+        for name, folder in (links or {}).items():
+            if "/" in name or name in _TAKEN or path_problem(name) or path_problem(folder):
+                raise ArgumentError(f"links: {name!r} to {folder!r}; expected a name that no box has, and a plain path")
         self._spec = ServerSpec(
             slot=slot,
+            links=tuple((name, f"{WORK}/{folder}") for name, folder in (links or {}).items()),
             interpreter=interpreter,
             preload=tuple(preload),
             path=tuple(path),

@@ -74,6 +74,8 @@ class ServerSpec:
     """Modules it imports for warm commands."""
     path: tuple[str, ...] = ()
     """Folders they come from, under the name they have in a box."""
+    links: tuple[tuple[str, str], ...] = ()
+    """Names at the root of every box, and the folders of the box they lead to."""
     slot: int = 0
     """Fork servers of root with different slots run as different users."""
     state_bytes: int = 1 << 20
@@ -234,7 +236,8 @@ def _configs(spec: ServerSpec, interpreter: str, prefix: str) -> tuple[dict[str,
         "state_bytes": spec.state_bytes,
         "state_inodes": 1 << 16,
     }
-    return first, {**shared, "image": image, "preload": spec.preload, "path": spec.path}
+    second = {**shared, "links": [*links, *spec.links]}
+    return first, {**second, "image": image, "preload": spec.preload, "path": spec.path}
 
 
 def _sources(modules: tuple[ModuleType, ...]) -> list[tuple[str, str]]:

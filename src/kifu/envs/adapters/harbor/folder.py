@@ -121,8 +121,6 @@ def read_harbor(folder: Path, *, complete: bool = True, limits: TreeLimits | Non
 def needs_image(task: HarborTask) -> tuple[str, ...]:
     """Why a task cannot run in a box on this machine's own files; empty when it can."""
     found = []
-    if task.docker_image is not None:
-        found.append(f"docker_image {task.docker_image}")
     if task.mcp_servers:
         found.append(f"servers beside it: {', '.join(task.mcp_servers)}")
     if task.gpus:
@@ -130,11 +128,17 @@ def needs_image(task: HarborTask) -> tuple[str, ...]:
     if task.skills_dir is not None:
         found.append(f"skills in {task.skills_dir}, which its image holds")
     dockerfile = task.environment.get("Dockerfile")
-    for line in ("" if dockerfile is None else dockerfile.text or "binary").splitlines():
-        if line.strip() and not _PLAIN_LINE.fullmatch(line.strip()):
-            found.append(f"Dockerfile: {line.strip()[:80]}")
+    text = "" if dockerfile is None else dockerfile.text or "binary"
+    found = [*image_needs(text, docker_image=task.docker_image), *found]
     others = sorted(path for path in task.environment if path != "Dockerfile" and "compose" in path)
     return (*found, *(f"environment/{path}" for path in others))
+
+
+def image_needs(dockerfile: str, *, docker_image: str | None = None) -> tuple[str, ...]:
+    """Lines of a Dockerfile that add what no box has, and a ready image that is asked for."""
+    lines = [line.strip() for line in dockerfile.splitlines()]
+    named = [] if docker_image is None else [f"docker_image {docker_image}"]
+    return (*named, *(f"Dockerfile: {line[:80]}" for line in lines if line and not _PLAIN_LINE.fullmatch(line)))
 
 
 def _config(files: Mapping[str, TreeFile], folder: Path) -> dict[str, Any]:

@@ -1,0 +1,102 @@
+"""Cheats against tasks, through their own environment: what is left in the box is exported and judged as ever."""
+
+import ast
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from kifu.envs.instances import Instances
+from kifu.envs.spec import Task
+from kifu.envs.suites.code_repair import CodeRepair, repairs
+from kifu.errors import ArgumentError, UsageError
+from kifu.records import Verdict
+from kifu.sandbox import Tree
+from kifu.sandbox.globs import matches
+from kifu.verify.cheats import CHEATS, Cheat
+from kifu.verify.linting import LintReport, code_attempts, lint
+
+
+def lint_repair(environment: type[CodeRepair], task: Task, *, cheats: Sequence[Cheat] = CHEATS) -> LintReport:
+    """Try every known cheat, and honest work, on one task.
+
+    Honest controls: the mended files, the same with what they print, and the same written anew from their syntax trees.
+
+    Args:
+        environment: of the task.
+        task: what is linted.
+        cheats: what is tried.
+
+    Raises:
+        UsageError: nobody knows what mends it.
+        SandboxUnavailable: no back-end proves what the boxes need.
+    """
+    case = environment.case(task)
+    if not case.mended:
+        raise UsageError(f"lint of {task.id}: what mends it is not known, so there is no honest control")
+    sources = {
+        path: data.decode("utf-8", "replace")
+        for path, data in case.base.files.items()
+        if path.endswith(".py") and matches(path, list(case.allowed))
+    }
+    broken = {path: text for path, text in sources.items() if path in case.mended} or sources
+    tests = [path for path in case.base.files if path.rpartition("/")[2].startswith("test") and path.endswith(".py")]
+    world = environment()
+
+    def judge(files: Mapping[str, str]) -> Verdict:
+        world.reset(task, task.seed)
+        world.box.put(Tree.of(dict(files)))
+        world.submit()
+        return world.verify()
+
+    try:
+        attempts = code_attempts(
+            judge, solution=broken, honest=_honest(case.mended), tests=tests, ids=case.expected, cheats=cheats
+        )
+        return lint(task.id, attempts)
+    finally:
+        world.close()
+
+
+def lint_task(name: str) -> LintReport:
+    """Lint the task of a name.
+
+    Args:
+        name: ``code_repair/PACKAGE-SEED-1``, a planted bug; ``SHEET.toml#INSTANCE``, an instance of SWE-bench or
+            SWE-smith (see `kifu.envs.instances`), without ``#INSTANCE`` the only one.
+
+    Raises:
+        UsageError: it names no task, or one that cannot be linted.
+    """
+    sheet, mark, instance = name.partition("#")
+    if sheet.endswith(".toml"):
+        environment = repairs(Path(sheet))
+        source = environment.source
+        assert isinstance(source, Instances)
+        if not mark and len(source.ids) != 1:
+            raise UsageError(f"{sheet}: holds {len(source.ids)} instances; name one, as in {sheet}#{source.ids[0]}")
+        return lint_repair(environment, source.task(instance or source.ids[0]))
+    return lint_repair(CodeRepair, planted(CodeRepair, name))
+
+
+def planted(environment: type[CodeRepair], name: str) -> Task:
+    """The task that an id such as ``code_repair/cachetools-3-1`` names: a package, a seed, a number of bugs.
+
+    Raises:
+        UsageError: it names none.
+    """
+    package, _, rest = name.removeprefix("code_repair/").rpartition("-")
+    package, _, seed = package.rpartition("-")
+    if not package or not seed.isascii() or not seed.isdigit() or rest != "1":
+        raise UsageError(f"task {name!r}: expected code_repair/PACKAGE-SEED-1, e.g. code_repair/cachetools-3-1")
+    try:
+        return environment.planted(package, int(seed))
+    except ArgumentError as error:
+        raise UsageError(f"task {name!r}: {error}") from None
+
+
+def _honest(mended: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    python = {path: text for path, text in mended.items() if path.endswith(".py")}
+    return {
+        "mended": dict(mended),
+        "mended, and prints": {**mended, **{path: f"{text}\nprint('loaded')\n" for path, text in python.items()}},
+        "mended, written anew": {**mended, **{path: ast.unparse(ast.parse(text)) for path, text in python.items()}},
+    }
