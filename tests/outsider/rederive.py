@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import torch
 import zstandard
 from torch import Tensor
-from torch.nn.functional import linear
+from torch.nn.functional import linear, logsigmoid
 from torch.nn.utils.rnn import PackedSequence
 
 Json = dict[str, Any]
@@ -58,6 +58,18 @@ def without(value: Any, paths: Sequence[str]) -> Any:  # noqa: ANN401 (a JSON tr
         for name, item in value.items()
         if name not in paths
     }
+
+
+def stored(run: Path, protocol: Json) -> dict[str, Json]:
+    """Records of other runs that this one learned from, each copy the one that the protocol names."""
+    found: dict[str, Json] = {}
+    heads = protocol["update"]["data"].get("runs", [])
+    for number, head in enumerate(heads):
+        copy = run / "stored" / str(number)
+        if chain(copy / "records" / "manifest.jsonl")[-1]["digest"] != head:
+            raise SystemExit(f"{copy}: not the records that protocol.toml names")
+        found |= records(copy)
+    return found
 
 
 def records(run: Path) -> dict[str, Json]:
@@ -147,8 +159,19 @@ def support(span: Json, index: int, size: int) -> np.ndarray:
 
 # ---------------------------------------------------------------- credit
 
-RELATIVE = {"grpo", "dupo", "agentic_replay_po"}
+RELATIVE = {"grpo", "dupo", "agentic_replay_po", "cispo"}
+TREES = {"agentic_reinforced_po", "aepo", "at2po", "tree_grpo"}
+GAE = {"actor_critic", "ppo", "sao"}
 TERMINATED = {"success", "failure", "task_budget", "natural_end"}
+Place = tuple[int, int, int]
+"""Tape, position in its whole sequence, turn."""
+Node = tuple[str, int]
+"""Who wrote a turn, and which."""
+
+
+def origin_of(record: Json) -> str:
+    """Whose tokens of a record are trained."""
+    return "demonstration" if record["key"]["purpose"] == "demonstration" else "policy"
 
 
 def episode(record: Json, protocol: Json) -> tuple[list[float], list[float], float]:
@@ -172,36 +195,181 @@ def value_of(turn: Json) -> float:
     return next((float(item["value"]) for item in turn["estimates"] if item["name"] == "value"), math.nan)
 
 
-def credit(group: Sequence[Json], protocol: Json) -> list[list[float]]:
-    """Advantage of every turn of every member of a group, before whitening."""
-    name, options = protocol["credit"]["algorithm"], protocol["credit"]["options"]
+def gae(record: Json, protocol: Json, *, lam: float) -> list[float]:
+    rewards, factors, end = episode(record, protocol)
+    values, found, following = [value_of(turn) for turn in record["turns"]], [0.0] * len(rewards), 0.0
+    for at in reversed(range(len(rewards))):
+        after = end if at + 1 == len(rewards) else values[at + 1]
+        following = rewards[at] + factors[at] * after - values[at] + factors[at] * lam * following
+        found[at] = following
+    return found
+
+
+def returns_of(record: Json, protocol: Json) -> list[float]:
+    rewards, factors, following = episode(record, protocol)
+    found = [0.0] * len(rewards)
+    for at in reversed(range(len(rewards))):
+        following = rewards[at] + factors[at] * following
+        found[at] = following
+    return found
+
+
+def relative(returns: Sequence[float], options: Json) -> list[float]:
+    """Centred and divided; 0 where all are equal."""
+    own = np.array(returns)
+    ddof = {"sample": 1, "population": 0}.get(options["std"])
+    if (own == own[0]).all():
+        return [0.0] * own.size
+    scale = 1.0 if ddof is None else own.std(ddof=ddof) + options["eps"]
+    return [float(value) for value in (own - own.mean()) / scale]
+
+
+def nodes_of(group: Sequence[Json]) -> list[list[Node]]:
+    """Who wrote each turn of each member."""
+    known = {record["trajectory_id"]: record for record in group}
+
+    def node(record: Json, turn: int) -> Node:
+        branch = record["branch"]
+        if branch is None or turn >= branch["turn"]:
+            return record["trajectory_id"], turn
+        parent = known.get(branch["parent"])
+        return (branch["parent"], turn) if parent is None else node(parent, turn)
+
+    return [[node(record, turn) for turn in range(len(record["turns"]))] for record in group]
+
+
+def entropies_of(record: Json, kind: str) -> list[float]:
+    """One number a turn."""
     found = []
-    for record in group:
-        rewards, factors, end = episode(record, protocol)
-        advantage, following = [0.0] * len(rewards), 0.0 if name in ("actor_critic", "ppo") else end
-        values = [value_of(turn) for turn in record["turns"]]
-        for at in reversed(range(len(rewards))):
-            if name in ("actor_critic", "ppo"):
-                after = end if at + 1 == len(rewards) else values[at + 1]
-                delta = rewards[at] + factors[at] * after - values[at]
-                following = delta + factors[at] * options["lam"] * following
-            else:
-                following = rewards[at] + factors[at] * following
-            advantage[at] = following
-        found.append(advantage)
-    if name in RELATIVE:
-        returns = np.array([item[0] for item in found])
-        ddof = {"sample": 1, "population": 0}.get(options["std"])
-        if (returns == returns[0]).all():
-            return [[0.0] * len(item) for item in found]
-        scale = 1.0 if ddof is None else returns.std(ddof=ddof) + options["eps"]
-        return [[float((own - returns.mean()) / scale)] * len(item) for own, item in zip(returns, found, strict=True)]
-    if name in ("actor_critic", "ppo") or (name == "reinforce" and options["baseline"] == "none"):
+    for at, turn in enumerate(record["turns"]):
+        told = [item["value"] for item in turn["estimates"] if item["name"] == "entropy"]
+        own = [span["logprobs"][index] for _, _, index, span, number in owned(record, "policy") if number == at]
+        found.append(told[0] if kind == "recorded" and told else float(-np.mean(own)) if own else 0.0)
+    return found
+
+
+def backed_up(group: Sequence[Json], leaves: Sequence[float], options: Json) -> list[list[float]]:
+    """AT2PO: values from the leaves of a group's tree up, and what each turn gets of them."""
+    nodes = nodes_of(group)
+    entropy: dict[Node, float] = {}
+    children: dict[Node | None, list[Node]] = {}
+    leaf_at: dict[Node, list[float]] = {}
+    below: dict[Node | None, list[float]] = {}
+    above: dict[Node, Node | None] = {}
+    for record, path, leaf in zip(group, nodes, leaves, strict=True):
+        for node, value in zip(path, entropies_of(record, options["node_entropy"]), strict=True):
+            entropy.setdefault(node, value)
+        for parent, node in zip([None, *path], path, strict=False):
+            if node not in above:
+                children.setdefault(parent, []).append(node)
+                above[node] = parent
+            below.setdefault(node, []).append(leaf)
+        below.setdefault(None, []).append(leaf)
+        leaf_at.setdefault(path[-1], []).append(leaf)
+
+    def worth(node: Node | None) -> float:
+        parts = [(entropy[child], worth(child)) for child in children.get(node, [])]
+        if node is not None:
+            parts += [(entropy[node], leaf) for leaf in leaf_at.get(node, [])]
+        if options["backup"] == "leaf_mean":
+            return float(np.mean(below[node]))
+        if options["backup"] == "child_mean":
+            return float(np.mean([value for _, value in parts]))
+        weights = np.exp(np.array([h for h, _ in parts]) - max(h for h, _ in parts))
+        return float((weights * np.array([value for _, value in parts])).sum() / weights.sum())
+
+    def gets(node: Node, leaf: float) -> float:
+        own, parent, root = worth(node), worth(above[node]), worth(None)
+        return {
+            "node_value": own,
+            "diff_parent": own - parent,
+            "diff_global": own - root,
+            "diff_localglobal": (own - root) + (own - parent),
+            "vanilla": leaf,
+        }[options["node_advantage"]]
+
+    return [[gets(node, leaf) for node in path] for path, leaf in zip(nodes, leaves, strict=True)]
+
+
+def in_trees(group: Sequence[Json], leaves: Sequence[float], protocol: Json) -> list[list[float]]:
+    """Advantages of the methods whose rollouts branch; ``leaves`` are relative to the group."""
+    name, options = protocol["credit"]["algorithm"], protocol["credit"]["options"]
+    if name == "at2po":
+        return backed_up(group, leaves, options)
+    found = list(leaves)
+    if name == "tree_grpo":
+        trees = [(record["branch"] or {}).get("tree", record["trajectory_id"]) for record in group]
+        for tree in set(trees):
+            inside = [at for at, other in enumerate(trees) if other == tree]
+            parts = relative([returns_of(group[at], protocol)[0] for at in inside], options)
+            for at, part in zip(inside, parts, strict=True):
+                found[at] += part
+    spread = [[one] * len(record["turns"]) for one, record in zip(found, group, strict=True)]
+    if options.get("attribution") != "hard":
+        return spread
+    nodes = nodes_of(group)
+    shared: dict[Node, list[float]] = {}
+    for path, one in zip(nodes, found, strict=True):
+        for node in path:
+            shared.setdefault(node, []).append(one)
+    return [[float(np.mean(shared[node])) for node in path] for path in nodes]
+
+
+def pairs_of(group: Sequence[Json], margin: float) -> list[tuple[str, str]]:
+    """The preferred side first: the best with the worst, the next best with the next worst, …"""
+    ranked = sorted(group, key=lambda record: (-(reward(record) or 0.0), record["trajectory_id"]))
+    both = [(ranked[at], ranked[-1 - at]) for at in range(len(ranked) // 2)]
+    return [
+        (best["trajectory_id"], worst["trajectory_id"])
+        for best, worst in both
+        if (reward(best) or 0.0) - (reward(worst) or 0.0) > margin
+    ]
+
+
+def credit(group: Sequence[Json], protocol: Json) -> list[list[float]]:
+    """Advantage of every turn of every member of a group, before anything that looks at other groups."""
+    name, options = protocol["credit"]["algorithm"], protocol["credit"]["options"]
+    if name in GAE:
+        return [gae(record, protocol, lam=options["lam"]) for record in group]
+    if name == "sft":
+        return [[1.0] * len(record["turns"]) for record in group]
+    if name == "dpo":
+        sides = {
+            name: sign for pair in pairs_of(group, options["margin"]) for name, sign in zip(pair, (1, -1), strict=True)
+        }
+        return [[float(sides.get(record["trajectory_id"], 0))] * len(record["turns"]) for record in group]
+    found = [returns_of(record, protocol) for record in group]
+    if name == "reinforce" and options["baseline"] == "none":
         return found
+    if name == "offline_awr" and options["baseline"] == "task":
+        worth = float(np.mean([own[0] for own in found]))
+        return [[value - worth for value in own] for own in found]
+    if name in RELATIVE | TREES:
+        leaves = relative([own[0] for own in found], options)
+        if name in TREES:
+            return in_trees(group, leaves, protocol)
+        return [[leaf] * len(own) for leaf, own in zip(leaves, found, strict=True)]
     raise SystemExit(f"credit of `{name}` is not derived here")
 
 
-Mask = Mapping[str, Sequence[tuple[int, int, int]]]
+def by_entropy(group: Sequence[Json], found: dict[str, list[float]], options: Json) -> None:
+    """AEPO: the advantage of a token grows with how uncertain the policy was about it."""
+    told = {
+        record["trajectory_id"]: [
+            item["value"] for turn in record["turns"] for item in turn["estimates"] if item["name"] == "token_entropy"
+        ]
+        for record in group
+    }
+    every = np.array([value for own in told.values() for value in own])
+    spread = float(every.std(ddof=1)) if every.size > 1 else 0.0
+    for name, own in told.items():
+        assert len(own) == len(found[name]), "one entropy a token"
+        for at, value in enumerate(own):
+            factor = (value - float(every.mean())) / (spread + 1e-8) if spread else 0.0
+            found[name][at] *= 1.0 + options["advantage_weight"] * factor
+
+
+Mask = Mapping[str, Sequence[Place]]
 
 
 def counted(trained: Mask, copies: Mapping[str, int]) -> Json:
@@ -224,6 +392,7 @@ def token_weights(trained: Mask, average: str, copies: Mapping[str, int]) -> dic
             "turn": [1 / (over["turns"] * size) for size in sizes],
             "trajectory": [1 / (over["trajectories"] * max(len(own), 1))] * len(own),
             "sum": [1 / over["trajectories"]] * len(own),
+            "pair": [2 / over["trajectories"]] * len(own),
         }[average]
         found[name] = [copies[name] * weight for weight in once]
     return found
@@ -233,7 +402,7 @@ def close(one: float, two: float) -> bool:
     return abs(one - two) <= 1e-9 * max(1.0, abs(one))
 
 
-def row_problems(row: Json, record: Json, mask: Sequence[tuple[int, int, int]]) -> Iterator[str]:
+def row_problems(row: Json, record: Json, mask: Sequence[Place]) -> Iterator[str]:
     """Whether a row of the plan is about this record, its reward and its sampled tokens."""
     if row["digest"] != record["content_digest"]:
         yield "content: trained on another record"
@@ -244,38 +413,66 @@ def row_problems(row: Json, record: Json, mask: Sequence[tuple[int, int, int]]) 
         yield "mask: the trained tokens are not the sampled ones"
 
 
-def all_credits(rows: Sequence[Json], mask: Mask, protocol: Json, lent: Mapping[str, int]) -> dict[str, list[float]]:
-    """Advantage of every turn of every trajectory of a step; ``lent`` has the groups that other records join."""
-    groups: dict[int, list[Json]] = {}
+def groups_of(rows: Sequence[Json], lent: Mapping[str, Place]) -> list[list[Json]]:
+    """Records that are credited together; ``lent`` has the groups that other records join."""
+    groups: dict[Place, list[Json]] = {}
     for record in rows:
-        groups.setdefault(lent.get(record["trajectory_id"], record["key"]["group"]), []).append(record)
-    found: dict[str, list[float]] = {}
-    for group in groups.values():
-        found.update(zip((item["trajectory_id"] for item in group), credit(group, protocol), strict=True))
-    if not protocol["credit"]["options"].get("whiten"):
+        groups.setdefault(lent.get(record["trajectory_id"], group_of(record)), []).append(record)
+    return list(groups.values())
+
+
+def group_of(record: Json) -> Place:
+    return record["key"]["seed"], record["key"]["step"], record["key"]["group"]
+
+
+def all_credits(groups: Sequence[Sequence[Json]], mask: Mask, protocol: Json) -> dict[str, list[float]]:
+    """Advantage of every trained token of every trajectory of a step."""
+    options, found = protocol["credit"]["options"], dict[str, list[float]]()
+    for group in groups:
+        for record, own in zip(group, credit(group, protocol), strict=True):
+            name = record["trajectory_id"]
+            found[name] = [own[turn] for _, _, turn in mask[name]]
+        if protocol["credit"]["algorithm"] == "aepo":
+            by_entropy(group, found, options)
+    eps = 1e-8 if options.get("whiten") else 1e-5 if options.get("normalize") else None
+    if eps is None:
         return found
-    every = np.array([found[name][turn] for name, own in mask.items() for _, _, turn in own])
-    return {name: [float((a - every.mean()) / (every.std() + 1e-8)) for a in own] for name, own in found.items()}
+    every = np.array([value for own in found.values() for value in own])
+    return {name: [float((a - every.mean()) / (every.std() + eps)) for a in own] for name, own in found.items()}
+
+
+def pair_problems(rows: Mapping[str, Json], groups: Sequence[Sequence[Json]], margin: float) -> Iterator[str]:
+    """Whether the plan's pairs are those of the rewards."""
+    planned: dict[int, set[str]] = {}
+    for name, row in rows.items():
+        planned.setdefault(row["pair"], set()).add(name)
+    derived = [set(pair) for group in groups for pair in pairs_of(group, margin)]
+    for both in planned.values():
+        if both not in derived:
+            yield from (f"{name}: pair: not one that the rewards on record make" for name in sorted(both))
 
 
 def plan_problems(line: Json, found: Mapping[str, Json], protocol: Json) -> Iterator[str]:
     """What of a plan line does not follow from the records."""
     where = f"step {line['step']}, update {line['update']}"
     rows = {row["trajectory"]: row for row in line["rows"]}
-    mask = {name: [(tape, at, turn) for tape, at, _, _, turn in owned(found[name], "policy")] for name in rows}
+    mask = {
+        name: [(tape, at, turn) for tape, at, _, _, turn in owned(found[name], origin_of(found[name]))] for name in rows
+    }
+    options = protocol["credit"]["options"]
     replaced = line.get("replaced") or {}
-    lent = {new: found[old]["key"]["group"] for old, new in replaced.items()}
+    groups = groups_of([found[name] for name in rows], {new: group_of(found[old]) for old, new in replaced.items()})
     copies = dict.fromkeys(rows, 1)
     if protocol["credit"]["algorithm"] == "dupo":  # nothing is used before its step, and every pass uses all copies
         copies = {name: row["times_used"] // (line["update"] + 1) for name, row in rows.items()}
-    weights = token_weights(mask, protocol["credit"]["options"]["average"], copies) if rows else {}
-    credits = all_credits([found[name] for name in rows], mask, protocol, lent)
+    weights = token_weights(mask, options.get("average", "pair"), copies) if rows else {}
+    credits = all_credits(groups, mask, protocol)
+    if protocol["credit"]["algorithm"] == "dpo":
+        yield from (f"{where}, {what}" for what in pair_problems(rows, groups, options["margin"]))
     for name, row in rows.items():
         yield from (f"{where}, {name}: {what}" for what in row_problems(row, found[name], mask[name]))
         planned = [(run[3], run[4]) for run in row["runs"] for _ in range(run[1], run[2])]
-        derived = [
-            (credits[name][turn], weight) for (_, _, turn), weight in zip(mask[name], weights[name], strict=True)
-        ]
+        derived = list(zip(credits[name], weights[name], strict=True))
         if len(planned) != len(derived):
             continue
         if not all(close(one[0], two[0]) for one, two in zip(derived, planned, strict=True)):
@@ -358,23 +555,44 @@ def fill(model: Model | torch.nn.Module, tensors: Mapping[str, np.ndarray]) -> N
             parameter.copy_(torch.from_numpy(np.array(tensors[name])))
 
 
-def logprob_error(record: Json, model: Callable[[int], Model]) -> float:
-    """Largest difference between recorded and recomputed logprobs of sampled tokens, each under its own version."""
-    worst, states = 0.0, {}
-    for tape, at, index, span, _ in owned(record, "policy"):
-        key = (tape, span["policy_version"])
-        if key not in states:
+def recomputed(record: Json, model: Callable[[int], Model], *, version: int | None = None) -> list[float]:
+    """Logprobs of the trained tokens, each under the version that sampled it or all under one."""
+    found, states = [], dict[tuple[int, int], np.ndarray]()
+    for tape, at, index, span, _ in owned(record, origin_of(record)):
+        number = span["policy_version"] if version is None else version
+        if (tape, number) not in states:
             with torch.no_grad():
-                net = model(span["policy_version"])
+                net = model(number)
                 hidden, [places] = net.states([whole(record, tape)])
-                states[key] = net.head(hidden[torch.from_numpy(places)]).double().numpy()
-        temperature = record["samplings"][span["sampling"]]["temperature"]
-        logits = states[key][at - 1] / (1.0 if temperature is None else temperature)
+                states[tape, number] = net.head(hidden[torch.from_numpy(places)]).double().numpy()
+        logits = states[tape, number][at - 1] / temperature_of(record, span)
         logits = np.where(support(span, index, logits.size), logits, -np.inf)
         logp = logits - logits.max()
-        logp = logp - np.log(np.exp(logp).sum())
-        worst = max(worst, abs(float(logp[span["token_ids"][index]]) - span["logprobs"][index]))
-    return worst
+        found.append(float(logp[span["token_ids"][index]] - np.log(np.exp(logp).sum())))
+    return found
+
+
+def temperature_of(record: Json, span: Json) -> float:
+    """1 where the span was not sampled, or greedily."""
+    found = None if span["sampling"] is None else record["samplings"][span["sampling"]]["temperature"]
+    return 1.0 if found is None else float(found)
+
+
+def logprob_error(record: Json, model: Callable[[int], Model]) -> float:
+    """Largest difference between recorded and recomputed logprobs of sampled tokens, each under its own version."""
+    if origin_of(record) != "policy":
+        return 0.0
+    told = [span["logprobs"][index] for _, _, index, span, _ in owned(record, "policy")]
+    return max((abs(one - two) for one, two in zip(recomputed(record, model), told, strict=True)), default=0.0)
+
+
+def reference_problems(line: Json, found: Mapping[str, Json], model: Callable[[int], Model]) -> Iterator[str]:
+    """Whether logprobs under the reference are those of the weights the run began with."""
+    for row in line["rows"]:
+        if row["reference"]:
+            own = recomputed(found[row["trajectory"]], model, version=0)
+            if max(abs(one - two) for one, two in zip(own, row["reference"], strict=True)) > 1e-4:
+                yield f"step {line['step']}, update {line['update']}, {row['trajectory']}: reference: of other weights"
 
 
 # ---------------------------------------------------------------- one optimizer step
@@ -382,73 +600,152 @@ def logprob_error(record: Json, model: Callable[[int], Model]) -> float:
 
 def distribution(model: Model, hidden_ND: Tensor, spans: Sequence[tuple[Json, int]]) -> Tensor:
     """``[N, V]`` log-probabilities over the supports, at the recorded temperatures."""
-    temperature_N = torch.tensor([1.0 if s["temperature"] is None else s["temperature"] for s, _ in spans])
+    temperature_N = torch.tensor([s["temperature"] for s, _ in spans])
     logits_NV = model.head(hidden_ND) / temperature_N[:, None]
     kept_NV = torch.from_numpy(np.stack([support(span, index, logits_NV.shape[1]) for span, index in spans]))
     found: Tensor = logits_NV.masked_fill(~kept_NV, -torch.inf).log_softmax(-1)
     return found
 
 
-def batch_loss(
-    model: Model, names: Sequence[str], plan: Mapping[str, Json], *, found: Mapping[str, Json], protocol: Json
-) -> Tensor:
-    """Summed loss of one micro-batch."""
-    sequences: list[list[int]] = []
-    nodes, tokens, spans, behaviour, advantage, weight, values = [], [], [], [], [], [], []
+class Tokens:
+    """What stands at the trained tokens of one micro-batch, in the order of its runs."""
+
+    def __init__(self) -> None:
+        self.nodes: list[tuple[int, int]] = []
+        self.tokens: list[int] = []
+        self.spans: list[tuple[Json, int]] = []
+        self.behaviour: list[float] = []
+        self.reference: list[float] = []
+        self.advantage: list[float] = []
+        self.weight: list[float] = []
+        self.segment: list[int] = []
+        """Number of the turn in the batch."""
+        self.pair: list[int] = []
+        self.values: list[tuple[int, int, float, float]] = []
+        self.sequences: list[list[int]] = []
+
+
+def gathered(names: Sequence[str], plan: Mapping[str, Json], found: Mapping[str, Json]) -> Tokens:
+    """The trained tokens of some trajectories."""
+    batch, turns = Tokens(), dict[Node, int]()
+    pairs = sorted({plan[name]["pair"] for name in names if plan[name]["pair"] is not None})
     for name in names:
         record, row = found[name], plan[name]
         by_place = {
-            (tape, at): ({**span, "temperature": record["samplings"][span["sampling"]]["temperature"]}, index)
-            for tape, at, index, span, _ in owned(record, "policy")
+            (tape, at): ({**span, "temperature": temperature_of(record, span)}, index)
+            for tape, at, index, span, _ in owned(record, origin_of(record))
         }
-        present = iter(row["present"]) if row.get("present") else None
+        present, reference = iter(row["present"] or ()), iter(row["reference"] or ())
         for tape in sorted({run[0] for run in row["runs"]}):
             runs = [run for run in row["runs"] if run[0] == tape]
             targets = [value for value in row["values"] if value[0] == tape]
             last = max([run[2] - 1 for run in runs] + [value[1] + 1 for value in targets])
             ids = whole(record, tape)
-            at = len(sequences)
-            sequences.append(ids[:last])
+            at = len(batch.sequences)
+            batch.sequences.append(ids[:last])
             for _, start, stop, a, w in runs:
                 for position in range(start, stop):
                     span, index = by_place[tape, position]
-                    nodes.append((at, position - 1))
-                    tokens.append(ids[position])
-                    spans.append((span, index))
-                    behaviour.append(span["logprobs"][index] if present is None else next(present))
-                    advantage.append(a)
-                    weight.append(w)
-            values += [(at, position, target, w) for _, position, target, _, w in targets]
-    hidden, places = model.states(sequences)
-    hidden_ND = hidden[torch.tensor([int(places[at][position]) for at, position in nodes])]
-    logp_NV = distribution(model, hidden_ND, spans)
-    logp_N = logp_NV.gather(1, torch.tensor(tokens)[:, None])[:, 0]
-    a_N, w_N = torch.tensor(advantage), torch.tensor(weight)
-    options, name = protocol["credit"]["options"], protocol["credit"]["algorithm"]
-    if name in RELATIVE | {"ppo"}:
-        total = clipped(logp_N - torch.tensor(behaviour), a_N, w_N, options)
-    else:
-        total = -(logp_N * (a_N * w_N)).sum()
+                    batch.nodes.append((at, position - 1))
+                    batch.tokens.append(ids[position])
+                    batch.spans.append((span, index))
+                    told = 0.0 if span["logprobs"] is None else span["logprobs"][index]
+                    batch.behaviour.append(next(present) if row["present"] else told)
+                    batch.reference.append(next(reference) if row["reference"] else math.nan)
+                    batch.advantage.append(a)
+                    batch.weight.append(w)
+                    batch.segment.append(turns.setdefault((name, span["turn"]), len(turns)))
+                    batch.pair.append(0 if row["pair"] is None else pairs.index(row["pair"]))
+            batch.values += [(at, position, target, w) for _, position, target, _, w in targets]
+    return batch
+
+
+def batch_loss(
+    model: Model, names: Sequence[str], plan: Mapping[str, Json], *, found: Mapping[str, Json], protocol: Json
+) -> Tensor:
+    """Summed loss of one micro-batch."""
+    batch, options = gathered(names, plan, found), protocol["credit"]["options"]
+    hidden, places = model.states(batch.sequences)
+    hidden_ND = hidden[torch.tensor([int(places[at][position]) for at, position in batch.nodes])]
+    logp_NV = distribution(model, hidden_ND, batch.spans)
+    logp_N = logp_NV.gather(1, torch.tensor(batch.tokens)[:, None])[:, 0]
+    w_N = torch.tensor(batch.weight)
+    total: Tensor = surrogate(logp_N, batch, protocol)
     if options.get("entropy_coefficient"):
         finite_NV = torch.where(logp_NV == -torch.inf, 0.0, logp_NV)
         entropy_N = -(logp_NV.exp() * finite_NV).sum(-1)
         total = total + options["entropy_coefficient"] * -(entropy_N * w_N).sum()
-    if values:
+    if batch.values:
         assert isinstance(model, Recurrent), "only this model has a critic"
-        value_K = model.value(hidden[torch.tensor([int(places[at][p]) for at, p, _, _ in values])]).squeeze(-1)
-        error_K = (value_K - torch.tensor([item[2] for item in values])).square()
-        squares = (error_K * torch.tensor([item[3] for item in values])).sum() / 2
+        places_K = [int(places[at][position]) for at, position, _, _ in batch.values]
+        value_K = model.value(hidden[torch.tensor(places_K)]).squeeze(-1)
+        error_K = (value_K - torch.tensor([item[2] for item in batch.values])).square()
+        squares = (error_K * torch.tensor([item[3] for item in batch.values])).sum() / 2
         total = total + options["value_coefficient"] * squares
+    if options.get("kl"):
+        d_N = logp_N - torch.tensor(batch.reference)
+        total = total + options["kl"] * (((-d_N).expm1() + d_N) * w_N).sum()
     return total
 
 
-def clipped(log_ratio_N: Tensor, a_N: Tensor, w_N: Tensor, options: Json) -> Tensor:
-    """PPO's surrogate."""
+def surrogate(logp_N: Tensor, batch: Tokens, protocol: Json) -> Tensor:
+    """What the method makes of logprobs, advantages and weights."""
+    name, options = protocol["credit"]["algorithm"], protocol["credit"]["options"]
+    a_N, w_N = torch.tensor(batch.advantage), torch.tensor(batch.weight)
+    log_ratio_N = logp_N - torch.tensor(batch.behaviour)
+    if name in RELATIVE - {"cispo"} | {"ppo", "agentic_reinforced_po", "tree_grpo"}:
+        return clipped(log_ratio_N, a_N, w_N, options)
+    if name == "at2po":
+        segment_N = torch.tensor(batch.segment)
+        sums = torch.zeros(max(batch.segment) + 1).index_add(0, segment_N, log_ratio_N)
+        counts = torch.zeros(max(batch.segment) + 1).index_add(0, segment_N, torch.ones(len(batch.segment)))
+        shared_N = (sums / counts)[segment_N]
+        return clipped(log_ratio_N - log_ratio_N.detach() + shared_N.detach(), a_N, w_N, options)
+    if name == "aepo":
+        return clipped(log_ratio_N, a_N, w_N, options, keeps_gradient=True)
+    if name == "cispo":
+        least = 0.0 if options.get("clip_low") is None else 1 - options["clip_low"]
+        factor_N = log_ratio_N.detach().exp().clamp(least, 1 + options["clip_high"])
+        return -(logp_N * (factor_N * a_N * w_N)).sum()
+    if name == "sao":
+        ratio_N = log_ratio_N.detach().exp()
+        inside_N = (ratio_N > 1 - options["clip_low"]) & (ratio_N < 1 + options["clip_high"])
+        return -(logp_N * (torch.where(inside_N, ratio_N, 0.0) * a_N * w_N)).sum()
+    if name == "offline_awr":
+        pull_N: Tensor = (a_N / options["temperature"]).clamp(max=math.log(options["cap"])).exp()
+        return -(logp_N * pull_N * w_N).sum()
+    if name == "dpo":
+        return preferred(logp_N - torch.tensor(batch.reference), logp_N, batch, options)
+    return -(logp_N * (a_N * w_N)).sum()
+
+
+def preferred(relative_N: Tensor, logp_N: Tensor, batch: Tokens, options: Json) -> Tensor:
+    """DPO, and the likelihood of the preferred side where it is asked for."""
+    pair_N, a_N, w_N = torch.tensor(batch.pair), torch.tensor(batch.advantage), torch.tensor(batch.weight)
+
+    def added(of_N: Tensor) -> Tensor:
+        return torch.zeros(max(batch.pair) + 1).index_add(0, pair_N, of_N)
+
+    is_better_N, is_worse_N = a_N > 0, a_N < 0
+    margin_P = added(torch.where(is_better_N, relative_N, 0.0)) - added(torch.where(is_worse_N, relative_N, 0.0))
+    weight_P = added(w_N) / added(torch.ones(len(batch.pair)))
+    better_P = added(torch.where(is_better_N, logp_N, 0.0)) / added(is_better_N.float())
+    likelihood = options["likelihood"] * (weight_P * -better_P).sum()
+    loss: Tensor = (weight_P * -logsigmoid(options["beta"] * margin_P)).sum() + likelihood
+    return loss
+
+
+def clipped(log_ratio_N: Tensor, a_N: Tensor, w_N: Tensor, options: Json, *, keeps_gradient: bool = False) -> Tensor:
+    """PPO's surrogate; a gaining token above the bound may keep the gradient of (1 + high) A log rho."""
     ratio_N = log_ratio_N.exp()
     near_N = ratio_N.clamp(1 - options["clip_low"], 1 + options["clip_high"])
     gain_N = torch.minimum(ratio_N * a_N, near_N * a_N)
     if options.get("dual_clip") is not None:
         gain_N = torch.where(a_N < 0, torch.maximum(gain_N, options["dual_clip"] * a_N), gain_N)
+    if keeps_gradient:
+        above_N = (a_N > 0) & (ratio_N > 1 + options["clip_high"])
+        held_N = (1 + options["clip_high"]) * (1 + log_ratio_N - log_ratio_N.detach())
+        gain_N = torch.where(above_N, held_N * a_N, gain_N)
     return -(gain_N * w_N).sum()
 
 
@@ -524,7 +821,8 @@ def rederive(run: Path) -> Json:
     torch.set_num_threads(1)
     protocol, facts = tomllib.loads((run / "protocol.toml").read_text()), json.loads((run / "run.json").read_text())
     protocol["credit"].setdefault("components", {})
-    found, kept, plan = records(run), versions(run), chain(run / "plan.jsonl")
+    own, kept, plan = records(run), versions(run), chain(run / "plan.jsonl")
+    found = {**stored(run, protocol), **own}
 
     def build(version: int) -> Model:
         tensors = kept[version][1]
@@ -532,11 +830,16 @@ def rederive(run: Path) -> Json:
 
     cache: dict[int, Model] = {}
     problems, errors = [], {}
-    for name, record in found.items():
-        errors[name] = logprob_error(record, lambda version: cache.setdefault(version, build(version)))
+
+    def at(version: int) -> Model:
+        return cache.setdefault(version, build(version))
+
+    for name, record in own.items():
+        errors[name] = logprob_error(record, at)
         if errors[name] > 1e-4:
             problems.append(f"{name}: logprob: recorded and recomputed differ by {errors[name]:.2g}")
     problems += [what for line in plan for what in plan_problems(line, found, protocol)]
+    problems += [what for line in plan for what in reference_problems(line, found, at)]
     equal, largest = [], 0.0
     if not any(": mask: " in what for what in problems):  # else nobody can tell what was trained
         for version, model in replay_steps(build(0), plan, found=found, protocol=protocol):
@@ -549,7 +852,7 @@ def rederive(run: Path) -> Json:
     if not problems and len(equal) != max(kept):
         problems.append(f"{max(kept)} versions were published, the plan gives {len(equal)}")
     return {
-        "records": len(found),
+        "records": len(own),
         "steps": len({line["step"] for line in plan}),
         "versions": len(equal),
         "equal_digests": sum(equal),

@@ -25,6 +25,14 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 SCRIPT = HERE / "rederive.py"
 ALLOWED = {"numpy", "pyarrow", "torch", "transformers", "zstandard"}
+IN_GROUPS = [
+    "update.steps=2",
+    "update.prompts_per_step=4",
+    "update.group_size=8",
+    "update.optimizer.learning_rate=0.03",
+    "policy.hidden=16",
+    "environment.on_truncation=terminal",
+]
 RUNS: dict[str, tuple[str, list[str]]] = {
     "a critic": (
         "key_door.toml",
@@ -79,6 +87,67 @@ RUNS: dict[str, tuple[str, list[str]]] = {
             "credit={ algorithm = 'agentic_replay_po' }",
         ],
     ),
+    "capped weights": (
+        "key_door.toml",
+        [*IN_GROUPS, "credit={ algorithm = 'cispo', gamma = 1.0, options = { epochs = 3, clip_high = 0.05 } }"],
+    ),
+    "a band of ratios": (
+        "key_door.toml",
+        [
+            *IN_GROUPS,
+            "update.group_size=1",
+            "update.prompts_per_step=16",
+            "credit={ algorithm = 'sao', gamma = 1.0, options = { epochs = 3, clip_low = 0.1, clip_high = 0.1 } }",
+        ],
+    ),
+    "branches": (
+        "key_door.toml",
+        [
+            *IN_GROUPS,
+            "credit={ algorithm = 'agentic_reinforced_po', gamma = 1.0, options = { epochs = 2, initial_rollouts = 4, "
+            "attribution = 'hard', branch_probability = 1.0 } }",
+        ],
+    ),
+    "a tree of turns": (
+        "key_door.toml",
+        [
+            *IN_GROUPS,
+            "credit={ algorithm = 'at2po', gamma = 1.0, options = { epochs = 2, initial_rollouts = 4, "
+            "expansion_rounds = 2, beam_size = 2 } }",
+        ],
+    ),
+    "trees and a reference": (
+        "key_door.toml",
+        [
+            *IN_GROUPS,
+            "credit={ algorithm = 'tree_grpo', gamma = 1.0, options = { epochs = 2, trees = 2, expansions = 3, "
+            "kl = 0.1 } }",
+        ],
+    ),
+    "gradients above the bound": (
+        "key_door.toml",
+        [
+            *IN_GROUPS,
+            "credit={ algorithm = 'aepo', gamma = 1.0, options = { epochs = 3, initial_rollouts = 4, "
+            "clip_high = 0.05 } }",
+        ],
+    ),
+    "pairs of stored attempts": (
+        "key_door.toml",
+        [
+            *IN_GROUPS,
+            "update.data={ type = 'stored', runs = ['{stored}'] }",
+            "credit={ algorithm = 'dpo', gamma = 1.0, options = { epochs = 2, likelihood = 0.5 } }",
+        ],
+    ),
+    "stored attempts by their return": (
+        "key_door.toml",
+        [
+            *IN_GROUPS,
+            "update.data={ type = 'stored', runs = ['{stored}'] }",
+            "credit={ algorithm = 'offline_awr', gamma = 0.9, options = { temperature = 0.5 } }",
+        ],
+    ),
     "groups": (
         "key_door_text.toml",
         [
@@ -106,6 +175,10 @@ def run_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
             recipe, overrides = RUNS[name]
             made[name] = tmp_path_factory.mktemp("runs") / "run"
             common = ["machine.threads=1", "evaluation.tasks=2"]
+            overrides = [
+                line.replace("{stored}", str(get("capped weights"))) if "{stored}" in line else line
+                for line in overrides
+            ]
             loaded = load_experiment(ROOT / "recipes" / recipe, profile="check", overrides=[*common, *overrides])
             train(loaded, out=made[name], quiet=True)
         return made[name]
@@ -120,7 +193,7 @@ def derive(run: Path) -> tuple[int, Json]:
         [sys.executable, "-c", barred.replace("sys.argv[1]", repr(str(SCRIPT))), str(run)],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
         check=False,
         env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
     )
@@ -138,9 +211,7 @@ def test_the_script_imports_nothing_of_kifu() -> None:
     assert names - set(sys.stdlib_module_names) <= ALLOWED
 
 
-@pytest.mark.parametrize(
-    "name", ["a critic", "passes over whitened advantages", "potentials", "copies", "replayed records"]
-)
+@pytest.mark.parametrize("name", [name for name in RUNS if name != "groups"])
 def test_every_version_of_a_recurrent_run_is_derived_bit_for_bit(run_of: Callable[[str], Path], name: str) -> None:
     code, found = derive(run_of(name))
 
@@ -158,6 +229,25 @@ def test_the_runs_that_reuse_data_do(run_of: Callable[[str], Path]) -> None:
     )
     assert max(row["times_used"] for line in copies if line["update"] == 0 for row in line["rows"]) > 1
     assert sum(len(line["replaced"]) for line in replayed) > 0
+
+
+@pytest.mark.parametrize("name", ["capped weights", "a band of ratios", "gradients above the bound", "a tree of turns"])
+def test_the_runs_that_bound_a_ratio_do(run_of: Callable[[str], Path], name: str) -> None:
+    metrics = [json.loads(line) for line in (run_of(name) / "metrics.jsonl").read_text().splitlines()]
+    assert sum(row["objective/clipped_tokens"] for row in metrics) > 0
+
+
+@pytest.mark.parametrize("name", ["branches", "a tree of turns", "trees and a reference", "gradients above the bound"])
+def test_the_runs_that_branch_do(run_of: Callable[[str], Path], name: str) -> None:
+    """Some trained row shares turns with another."""
+    rows = [
+        row
+        for part in sorted((run_of(name) / "records").glob("part-*.parquet"))
+        for row in pq.ParquetFile(part).read().to_pylist()
+    ]
+    branched = {row["trajectory_id"] for row in rows if row["branch"] is not None and row["branch"]["turn"] > 0}
+    plan = [json.loads(line) for line in (run_of(name) / "plan.jsonl").read_text().splitlines()]
+    assert branched & {row["trajectory"] for line in plan for row in line["rows"]}
 
 
 def test_every_step_of_a_language_model_is_derived_to_a_millionth(run_of: Callable[[str], Path]) -> None:
