@@ -13,7 +13,7 @@ import os
 import subprocess
 import sys
 import venv
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import platformdirs
@@ -61,8 +61,8 @@ async def run_client(
     *,
     url: str,
     key: str,
+    more: Mapping[str, str] | None = None,
     timeout_s: float = 240.0,
-    **more: str,
 ) -> str:
     """What a client script prints; it finds the gateway in the variables that its library reads.
 
@@ -72,8 +72,8 @@ async def run_client(
         arguments: of the program.
         url: of the gateway, or of a rollout there, without ``/v1``.
         key: of the rollout.
-        timeout_s: after which it is ended.
         more: further variables.
+        timeout_s: after which it is ended.
 
     Raises:
         RuntimeError: it ended with another status than 0.
@@ -90,7 +90,7 @@ async def run_client(
         str(python),
         str(script),
         *arguments,
-        env={**kept, **_QUIET, **named, **more},
+        env={**kept, **_QUIET, **named, **(more or {})},
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )

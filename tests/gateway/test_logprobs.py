@@ -34,7 +34,7 @@ def engine(tiny_model: ModelFolder) -> Iterator[Engine]:
 
 @pytest.fixture(scope="module")
 def judge(tiny_model: ModelFolder) -> Any:  # noqa: ANN401 - a model of transformers
-    return AutoModelForCausalLM.from_pretrained(str(tiny_model.path), dtype=torch.float32).eval()
+    return AutoModelForCausalLM.from_pretrained(str(tiny_model.path), dtype=torch.float32).eval()  # type: ignore[no-untyped-call]
 
 
 @asynccontextmanager

@@ -102,7 +102,9 @@ async def test_a_client_library_over_a_real_model_is_captured_at_ratio_one(
     async with live(gateway) as (opened, client):
         url = str(client.base_url).rstrip("/")
         script = CLIENTS / "openai_chat.txt"
-        out = await run_client(environment, script, ["stream"], url=url, key=opened.model_key, TOOL_CHOICE="required")
+        out = await run_client(
+            environment, script, ["stream"], url=url, key=opened.model_key, more={"TOOL_CHOICE": "required"}
+        )
     found = json.loads(out)
     record = await gateway.seal(KEY.id)
     error = await largest_error(engine.sampler, record)

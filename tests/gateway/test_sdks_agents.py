@@ -196,7 +196,7 @@ async def test_a_framework_over_a_real_model_is_captured_at_ratio_one(
     async with live(gateway) as (opened, client):
         url = str(client.base_url).rstrip("/")
         more = {"TOOL_CHOICE": "required", "STEPS": "2", "SYSTEM_PROMPT": "Be exact."}
-        out = await run_client(environment, CLIENTS / f"{script}.txt", [mode], url=url, key=opened.model_key, **more)
+        out = await run_client(environment, CLIENTS / f"{script}.txt", [mode], url=url, key=opened.model_key, more=more)
     record = await gateway.seal(KEY.id)
     error = await largest_error(engine.sampler, record)
     engine.close()

@@ -31,7 +31,7 @@ Turns = Callable[..., ScriptedSampler]
 Live = Callable[..., AbstractAsyncContextManager[tuple[Opened, httpx2.AsyncClient]]]
 
 
-def span(number: int, parent: int | None = None, *, trace: str = TRACE, **attributes: object) -> dict[str, Any]:
+def span(number: int, parent: int | None = None, *, trace: str = TRACE, **attributes: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
     """A span in OTLP's JSON that lasts a second, the later the higher its number."""
     return {
         "traceId": trace.upper(),
@@ -110,7 +110,7 @@ async def test_texts_are_named_and_not_kept(serve: Serve, turns: Turns, live: Li
     gateway = serve(turns(CALL, "two"))
     async with live(gateway) as (_, client):
         first, _, _ = await two_turns(client)
-        values = {
+        values: dict[str, Any] = {
             "gen_ai__response__id": {"stringValue": first},
             "gen_ai__input__messages": {"stringValue": "x" * 513},
             "bytes": {"bytesValue": "AAAA"},
@@ -209,7 +209,7 @@ async def test_an_agent_instrumented_by_opentelemetry_is_traced_as_it_is(
             "OTEL_EXPORTER_OTLP_HEADERS": f"authorization=Bearer%20{opened.model_key}",
             "OTEL_EXPORTER_OTLP_COMPRESSION": compression,
         }
-        out = await run_client("otel", CLIENTS / "traced.txt", [compression], url=url, key=opened.model_key, **told)
+        out = await run_client("otel", CLIENTS / "traced.txt", [compression], url=url, key=opened.model_key, more=told)
     record = await gateway.seal(KEY.id)
     said = json.loads(out.splitlines()[-1])
 
@@ -221,7 +221,9 @@ async def test_an_agent_instrumented_by_opentelemetry_is_traced_as_it_is(
         (0, "invoke_agent exact", "below"),
         (1, "chat kifu", "name"),
     ]
-    details = [event.detail for turn in record.turns for event in turn.events if event.kind == "capture.span"]
+    details: list[Any] = [
+        event.detail for turn in record.turns for event in turn.events if event.kind == "capture.span"
+    ]
     assert {detail["trace"] for detail in details} == {said["trace"]}
     tool = next(detail for detail in details if detail["name"] == "execute_tool add")
     assert tool["omitted"] == ["gen_ai.tool.call.result"]

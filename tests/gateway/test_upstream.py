@@ -122,6 +122,12 @@ async def test_what_the_server_would_not_report_is_not_asked_for() -> None:
             await sampler.sample(request(**sampling))
 
 
+async def test_a_server_is_never_asked_to_score_and_the_refusal_says_what_can() -> None:
+    asked = ScoreRequest(token_ids=as_ints(IDS), positions=as_ints([1]), sampling=Sampling(stream="s"))
+    with pytest.raises(UsageError, match="does not score 1 requests; use engine `hf`"):
+        await answering({}).score([asked])
+
+
 async def test_a_refusal_of_the_server_is_not_tried_again() -> None:
     with pytest.raises(EngineFailure, match="status 400"):
         await answering(GOOD, status=400).sample(request())
