@@ -20,7 +20,7 @@ from kifu.engines.hf.loading import DTYPES, CausalModel
 from kifu.engines.hf.lora import adapter_tensors, add_adapter, refresh_adapter
 from kifu.engines.hf.masters import Masters
 from kifu.engines.hf.reference import Reference
-from kifu.engines.hf.threads import apart
+from kifu.engines.hf.threads import apart, return_free_memory
 from kifu.engines.hf.weights import fill, to_weights
 from kifu.errors import ModelError, UsageError
 from kifu.objectives import Head, Objective, ObservedTerms, Optimizer, Terms, support_logprobs
@@ -84,6 +84,7 @@ class HfTrainer:
             raise UsageError("engine `hf` has no critic: take an algorithm without values, or engine `recurrent`")
         self._trajectories.extend(batch.trajectories)
         total, found = apart(lambda: self._accumulate(batch, objective))
+        return_free_memory()
         self._loss += total
         nodes = sum(tree.token_ids.size for tree in batch.trees)
         return found | {"loss": total, "nodes": float(nodes), "occurrences": float(len(batch.occurrences))}
