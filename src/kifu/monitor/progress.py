@@ -56,10 +56,12 @@ def step_line(view: StepView) -> str:
         if view.demonstrated
         else [f"success {sparkline(view.success)} {mean}", f"informative {view.informative}/{view.groups}"]
     )
+    made = "traces" if view.demonstrated else "rollouts"
+    cut = f", {view.cut:,} cut" if view.cut else ""
     parts = [
         f"step {done:>5}",
         *shown,
-        f"{view.rollouts:,} {'traces' if view.demonstrated else 'rollouts'} {view.rollouts_s:.1f} s{f', {view.cut:,} cut' if view.cut else ''}",
+        f"{view.rollouts:,} {made} {view.rollouts_s:.1f} s{cut}",
         f"trained {view.trained_tokens:,} tokens of {view.nodes:,} nodes",
         "ledger closed" if view.ledger_closed else "ledger OPEN",
     ]
