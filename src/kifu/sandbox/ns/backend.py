@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from kifu.errors import ArgumentError, SandboxFailure
-from kifu.sandbox.contract import BoxPolicy, Mount, Proof
+from kifu.sandbox.contract import WORK, BoxPolicy, Mount, Proof
 from kifu.sandbox.ns.box import NsBox, send_tree
 from kifu.sandbox.ns.filter import ARCHES
 from kifu.sandbox.ns.server import ForkServer, ServerSpec, StartError
