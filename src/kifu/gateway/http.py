@@ -2,13 +2,11 @@
 
 import asyncio
 import hashlib
-import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import TypeAlias
 from urllib.parse import quote
 
-from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.background import BackgroundTask
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -22,8 +20,9 @@ from kifu.gateway.keys import Grant, Role
 from kifu.gateway.lineage import lineage_of, name_of
 from kifu.gateway.refusal import Refusal
 from kifu.gateway.rollout import Rollout, Underway
+from kifu.gateway.streaming import EventStream
 from kifu.gateway.wire import DIALECTS, Dialect
-from kifu.gateway.wire.contract import Answer
+from kifu.gateway.wire.contract import Answer, Event
 from kifu.gateway.wire.messages import require_limit
 
 FRAMING = "conflicting_framing"
@@ -158,8 +157,14 @@ async def _answer(request: Request, gateway: Gateway, dialect: Dialect) -> Respo
     headers = _headers(asked, call, replayed=rollout.counts.replayed > before)
     answer = _about(gateway, rollout, asked=asked, call=call)
     if asked.stream:
-        events = _events(dialect, answer, rollout=rollout, call=call)
-        return EventSourceResponse(events, headers=headers, ping=PING_S, send_timeout=limits.send_s, sep="\n")
+        return EventStream(
+            opening=_written(dialect.opening(answer)),
+            closing=lambda: _closing(dialect, answer, call),
+            ended=lambda whole: _ended(rollout, call, whole=whole),
+            headers=headers,
+            ping_s=PING_S,
+            send_s=limits.send_s,
+        )
     captured = await _finished(call)
     text = dialect.answer(replace(answer, call=captured))
     if await request.is_disconnected():
@@ -193,27 +198,30 @@ async def _finished(call: Underway) -> Captured:
         raise
 
 
-async def _events(
-    dialect: Dialect, answer: Answer, *, rollout: Rollout, call: Underway
-) -> AsyncIterator[ServerSentEvent]:
-    """A stream whose texts are sent when the call is durable, so that its end is never seen without its record."""
-    ended = False
+async def _closing(dialect: Dialect, answer: Answer, call: Underway) -> bytes:
+    """The rest of a stream, which is there when the call is durable, so that no end is seen without its record."""
     try:
-        for event in dialect.opening(answer):
-            yield ServerSentEvent(data=event.text, event=event.name, sep="\n")
-        try:
-            captured = await _finished(call)
-        except Refusal as refusal:
-            ended = True
-            kind = "error" if dialect.api in ("messages", "responses") else None
-            yield ServerSentEvent(data=json.dumps(dialect.error(refusal)), event=kind, sep="\n")
-            return
-        for event in dialect.closing(replace(answer, call=captured)):
-            yield ServerSentEvent(data=event.text, event=event.name, sep="\n")
-        ended = call.delivered = True
-    finally:
-        if not ended:
-            rollout.mark(call.turn, "capture.disconnected")
+        captured = await _finished(call)
+    except Refusal as refusal:
+        kind = "error" if dialect.api in ("messages", "responses") else None
+        return _written([Event(name=kind, data=dialect.error(refusal))])
+    return _written(dialect.closing(replace(answer, call=captured)))
+
+
+def _written(events: Iterable[Event]) -> bytes:
+    """Events as they stand on the wire."""
+    lines = (
+        f"event: {event.name}\ndata: {event.text}\n\n" if event.name else f"data: {event.text}\n\n" for event in events
+    )
+    return "".join(lines).encode()
+
+
+def _ended(rollout: Rollout, call: Underway, *, whole: bool) -> None:
+    """Whether the client was there to the end of a stream; a failure it was told of is no answer delivered."""
+    if not whole:
+        rollout.mark(call.turn, "capture.disconnected")
+    elif call.task.done() and not call.task.cancelled() and call.task.exception() is None:
+        call.delivered = True
 
 
 async def _delivered(call: Underway) -> None:

@@ -370,7 +370,8 @@ class Rollout:
             raise Refusal(why, status=status, code="engine_error") from error
         choices = tuple(self._choice(placed, generation, at) for at, generation in enumerate(made))
         for generation in made:
-            await asyncio.to_thread(desk.keep, generation)
+            if any(support is not None and support.mask is not None for support in generation.support or ()):
+                await asyncio.to_thread(desk.keep, generation)
         return await self._commit(self._captured(placed, choices=choices))
 
     async def _made(self, placed: Placed) -> list[Generation]:
