@@ -119,7 +119,7 @@ async def test_what_a_file_imports_is_imported_once(
         ("def solve(task):\n    os.kill(os.getpid(), 9)\n", "ended without an answer, wait status 9"),
         ("def solve(task):\n    raise SystemExit(3)\n", "SystemExit: 3"),
         ("import no_such_library\n", "cannot run it: ModuleNotFoundError: No module named 'no_such_library'"),
-        ("def other(task):\n    return ''\n", "KeyError: 'solve'"),
+        ("def other(task):\n    return ''\n", "has no attribute 'solve'"),
     ],
 )
 async def test_an_agent_that_breaks_is_an_infrastructure_error_that_says_why(

@@ -29,6 +29,7 @@ LIGHT_BY_RUNTIME = frozenset({"engines", "batching", "lab"})
 DEFERRED = {
     "__init__.py": "the top package loads a room when one of its names is asked for",
     "cli/commands.py": "a command is loaded when it runs, so that reading a run needs no torch",
+    "gateway/listening.py": "a server and its packages, which are an extra, are loaded when an agent outside is run",
     "engines/__init__.py": "engines are named by strings, so that a reader of records loads none",
 }
 """The only files that import own code by a string."""

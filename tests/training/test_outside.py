@@ -9,12 +9,13 @@ import urllib.request
 from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kifu.envs import Task
 from kifu.envs.suites.calc_tools import CalcTools
-from kifu.errors import ExperimentError
+from kifu.errors import UsageError
 from kifu.gateway import Endpoint, agent
 from kifu.models import ModelFolder
 from kifu.records import Origin, Purpose, RunReader, StopReason, Trajectory
@@ -238,7 +239,7 @@ def test_a_decorated_function_is_trained_from_python_and_its_run_audits(
     write_experiment(tmp_path)
     monkeypatch.chdir(tmp_path)
     changed = {"steps": 1, "prompts_per_step": 1, "group_size": 2}
-    settings: dict[str, object] = {"policy.decoding.max_new_tokens": 6, "evaluation.tasks": 1, "machine.threads": 1}
+    settings: dict[str, Any] = {"policy.decoding.max_new_tokens": 6, "evaluation.tasks": 1, "machine.threads": 1}
     simple.train(
         tasks="questions.jsonl",
         reward=even,
@@ -280,14 +281,14 @@ def test_an_agent_that_breaks_stops_the_run_with_its_own_words(tmp_path: Path) -
         ('policy.agent.run="nowhere.py:solve"', "no file"),
         ('policy.agent.run="agent"', "expected `path/to/file.py:function`"),
         ('policy.agent.command=["x"]', "one of `run`"),
-        ('policy.agent={type="tool_calling"}', "environment.verifier judges the answer of an outside agent"),
+        ('policy.agent.verifier="judge.py:odd"', "has no function `odd`"),
         ('credit={algorithm="aepo",gamma=1.0}', "branch at turns of others"),
     ],
 )
 def test_what_an_outside_agent_cannot_do_is_refused(tmp_path: Path, override: str, why: str) -> None:
     toml = write_experiment(tmp_path)
-    with pytest.raises(ExperimentError, match=why):
-        prepare(load_experiment(toml, overrides=['environment.verifier="judge.py:even"', override]))
+    with pytest.raises(UsageError, match=why):
+        prepare(load_experiment(toml, overrides=[override]))
 
 
 def test_the_agents_code_is_part_of_the_protocol_and_its_place_is_not(tmp_path: Path) -> None:

@@ -16,9 +16,9 @@ from kifu.errors import (
     ToolFailure,
     VerifierFailure,
 )
+from kifu.gateway.allowance import Allowance, Reached
 from kifu.gateway.endpoint import Endpoint, OutsideAgent, Ran
 from kifu.gateway.gateway import Gateway
-from kifu.gateway.rollout import Reached
 from kifu.gateway.scripted import Lines
 from kifu.records import (
     EnvironmentRef,
@@ -31,6 +31,10 @@ from kifu.records import (
     Trajectory,
     Verdict,
 )
+
+ANSWERED = "agent.answered"
+"""Event of the last turn: the text that the agent gave as its answer, and that was judged."""
+MAX_ANSWER_CHARS = 65_536
 
 _REASONS: dict[type[BoundaryError], StopReason] = {
     AgentFailure: StopReason.AGENT_ERROR,
@@ -102,8 +106,7 @@ async def attempt(
         TaskRef(id=task.id, family=task.family, split=task.split),
         environment=EnvironmentRef(id=agent.id, version="1", seed=task.seed),
         sampling=terms.sampling,
-        reached=terms.reached,
-        lines=None if terms.calls is None else Lines(terms.calls),
+        allowance=Allowance(terms.reached, None if terms.calls is None else Lines(terms.calls)),
     )
     endpoint = Endpoint(base_url=f"{url}{opened.path}/v1", key=opened.model_key, model=gateway.desk.serving.models[0])
     outcome: Outcome | None = None
@@ -137,12 +140,13 @@ async def _ran(gateway: Gateway, agent: OutsideAgent, told: Task, *, endpoint: E
     try:
         ran = await agent.run(told, endpoint)
     except AgentFailure as failure:
-        if rollout.cut is not None:
+        if rollout.allowance.cut is not None:
             return Ran()
         if rollout.counts.failed:
             raise EngineFailure(f"{rollout.counts.failed} calls were not answered, and {failure}") from failure
         raise
-    rollout.answered(ran.text)
+    if rollout.num_turns:
+        rollout.mark(rollout.num_turns - 1, ANSWERED, {"text": ran.text[:MAX_ANSWER_CHARS]})
     return ran
 
 

@@ -7,13 +7,13 @@ from functools import partial
 from typing import Any
 
 from kifu.errors import RecordError
+from kifu.gateway.allowance import Allowance
 from kifu.gateway.asked import Asked, Choosing
 from kifu.gateway.capture import Delivered
 from kifu.gateway.captured import captured_from_json
 from kifu.gateway.keys import Grant, KeyRing, Role, digest, mint
 from kifu.gateway.refusal import Refusal
-from kifu.gateway.rollout import Constrain, Counts, Desk, Reached, Rollout
-from kifu.gateway.scripted import Lines
+from kifu.gateway.rollout import Constrain, Counts, Desk, Rollout
 from kifu.gateway.settings import Serving
 from kifu.gateway.spans import with_spans
 from kifu.policy import Constraint, Generation, Sampler
@@ -33,6 +33,7 @@ from kifu.records import (
     Trajectory,
     Turn,
     Verdict,
+    forget,
     unfinished,
 )
 from kifu.render import ChatRenderer
@@ -155,8 +156,7 @@ class Gateway:
         environment: EnvironmentRef | None = None,
         sampling: Sampling | None = None,
         frozen: bool | None = None,
-        reached: Reached | None = None,
-        lines: Lines | None = None,
+        allowance: Allowance | None = None,
     ) -> Opened:
         """Begin a rollout; its keys work when this returns.
 
@@ -166,8 +166,7 @@ class Gateway:
             environment: the world it acts in, as far as the owner knows it.
             sampling: instead of the gateway's own.
             frozen: instead of the gateway's own.
-            reached: which limit of the owner a rollout has reached; not known any more after a restart.
-            lines: a demonstrator's turns, written instead of sampled; not known any more after a restart.
+            allowance: limits of the owner; not known any more after a restart.
 
         Raises:
             Refusal: the key is taken, or too many rollouts are open.
@@ -188,8 +187,8 @@ class Gateway:
             "keys": [digest(model_key), digest(verdict_key)],
             "opened_at": self.desk.clock(),
         }
-        self._store.forget(key.id)
-        self._begin(key, entry, reached=reached, lines=lines)
+        forget(self._store, key.id)
+        self._begin(key, entry, allowance=allowance)
         await asyncio.wrap_future(self._store.note(key.id, entry))
         return Opened(id=key.id, model_key=model_key, verdict_key=verdict_key, path=f"/r/{key.id}")
 
@@ -208,14 +207,11 @@ class Gateway:
 
     async def drop(self, name: str) -> None:
         """End a rollout without a record; its keys are revoked and its place is free again."""
-        await self._ended(name).close()
-        self._store.forget(name)
-
-    def _ended(self, name: str) -> Rollout:
         rollout = self.rollout(name)
         del self._open[name]
         self.keys.revoke(name)
-        return rollout
+        await rollout.close()
+        forget(self._store, name)
 
     async def seal(
         self, name: str, outcome: Outcome | None = None, *, environment: EnvironmentRef | None = None
@@ -229,13 +225,14 @@ class Gateway:
             environment: the world it acted in, where more is known of it now.
         """
         self.rollout(name)
-        item = self._open[name]
-        rollout = self._ended(name)
+        item = self._open.pop(name)
+        self.keys.revoke(name)
+        rollout = item.rollout
         await rollout.close()
         tapes, turns = rollout.capture.build(rollout.num_turns)
         spans, named = rollout.traces.spans, partial(rollout.names.turn, num_turns=rollout.num_turns)
         turns, lost = with_spans(turns, spans, named)
-        ended = rollout.cut if outcome is None else outcome
+        ended = rollout.allowance.cut if outcome is None else outcome
         ended = _outcome(turns, item.verdict) if ended is None else ended
         now = self.desk.clock()
         trajectory = Trajectory(
@@ -308,8 +305,7 @@ class Gateway:
         key: RolloutKey,
         entry: Mapping[str, Any],
         *,
-        reached: Reached | None = None,
-        lines: Lines | None = None,
+        allowance: Allowance | None = None,
     ) -> _Open:
         sampling: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in entry["sampling"].items()
@@ -320,8 +316,7 @@ class Gateway:
             key=key,
             task=TaskRef(**entry["task"]),
             log=lambda body: self._store.note(key.id, body),
-            reached=reached,
-            lines=lines,
+            allowance=allowance,
         )
         item = _Open(rollout=rollout, environment=EnvironmentRef(**entry["environment"]), opened_at=entry["opened_at"])
         self._open[key.id] = item

@@ -11,6 +11,8 @@ from __future__ import annotations
 import ast
 import asyncio
 import gc
+import importlib
+import importlib.util
 import inspect
 import json
 import os
@@ -19,6 +21,7 @@ import signal
 import sys
 import traceback
 from contextlib import suppress
+from types import ModuleType
 from typing import Any, NoReturn
 
 MAX_TEXT = 65_536
@@ -26,22 +29,25 @@ CHUNK = 65_536
 
 
 def warm(path: str) -> None:
-    """Execute the imports of a file, so that no attempt has to."""
+    """Import what a file imports, so that no attempt has to."""
     with open(path, "rb") as handle:  # noqa: PTH123 - the fewest imports that a user's interpreter must make
         tree = ast.parse(handle.read(), path)
-    tree.body = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
-    exec(compile(tree, path, "exec"), {"__name__": "warming"})
+    for node in tree.body:
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                importlib.import_module(alias.name)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found = importlib.import_module(node.module)
+            for alias in node.names:
+                if alias.name != "*" and not hasattr(found, alias.name):
+                    importlib.import_module(f"{node.module}.{alias.name}")
 
 
 def attempt(path: str, name: str, job: dict[str, Any]) -> dict[str, Any]:
     """Execute the file and call its function; gives the line to send."""
     os.environ.update(job["environment"])
     try:
-        space: dict[str, Any] = {"__name__": "agent", "__file__": path}
-        with open(path, "rb") as handle:  # noqa: PTH123
-            code = compile(handle.read(), path, "exec")
-        exec(code, space)
-        value = space[name](job["task"])
+        value = getattr(_executed(path), name)(job["task"])
         if inspect.isawaitable(value):
             value = asyncio.run(_waited(value))
         text = value if isinstance(value, str) or value is None else json.dumps(value, default=str)
@@ -50,6 +56,16 @@ def attempt(path: str, name: str, job: dict[str, Any]) -> dict[str, Any]:
         where = traceback.extract_tb(error.__traceback__)[-1:]
         place = "".join(f" ({os.path.basename(item.filename)}, line {item.lineno})" for item in where)  # noqa: PTH119
         return {"job": job["job"], "error": f"{type(error).__name__}: {error}{place}"[:MAX_TEXT]}
+
+
+def _executed(path: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location("agent_of_a_user", path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
 
 
 async def _waited(value: Any) -> Any:  # noqa: ANN401 - whatever a user's function returns
@@ -160,6 +176,7 @@ def main() -> None:
     os.dup2(2, 1)  # what agents print is no answer
     sys.path[0] = os.path.dirname(path)  # noqa: PTH120
     sys.argv = [path]
+    sys.dont_write_bytecode = True  # a file that changes is never taken for its older self
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     host = Host(path, name, out=out)
     try:

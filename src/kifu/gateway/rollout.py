@@ -4,9 +4,11 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from kifu.errors import EngineFailure, KifuError, RenderError, UsageError, crossing
+from kifu.gateway.allowance import CONTEXT_FULL, Allowance
 from kifu.gateway.asked import Asked, Choosing
 from kifu.gateway.capture import CALL, Capture, Found, digest_of
 from kifu.gateway.captured import Captured, Choice, captured_to_json, problem_of
@@ -17,18 +19,13 @@ from kifu.gateway.lineage import Names, name_of
 from kifu.gateway.placing import Laid
 from kifu.gateway.refusal import Refusal
 from kifu.gateway.said import Said
-from kifu.gateway.scripted import Lines, write_line
+from kifu.gateway.scripted import write_line
 from kifu.gateway.settings import Serving
 from kifu.gateway.spans import Traces
 from kifu.gateway.speech import Manner, speak
 from kifu.policy import Constraint, Generation, Request, Sampler
-from kifu.records import Durable, Event, Ints, Outcome, RolloutKey, StopReason, TaskRef, as_ints
+from kifu.records import Durable, Event, Ints, RolloutKey, TaskRef, as_ints
 from kifu.render import ChatRenderer, Message
-
-CONTEXT_FULL = "context_length_exceeded"
-ANSWERED = "agent.answered"
-"""Event of the last turn: the text that the agent gave as its answer, and that was judged."""
-MAX_ANSWER_CHARS = 65_536
 
 
 class Log(Protocol):
@@ -41,20 +38,6 @@ class Log(Protocol):
 
 Constrain = Callable[[Asked, ChatRenderer], Constraint | None]
 """The grammar of an answer, where a call asks for a form."""
-
-
-class Reached(Protocol):
-    """Says which limit of its owner forbids a rollout another turn."""
-
-    def __call__(self, *, turns: int, tokens: int, after_result: bool) -> tuple[StopReason, str] | None:
-        """The limit that is reached; None when none is.
-
-        Args:
-            turns: written so far.
-            tokens: in the context.
-            after_result: whether the context ends with a tool's result.
-        """
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -131,8 +114,7 @@ class Rollout:
         key: place in the run.
         task: what the agent attempts.
         log: where its calls become durable.
-        reached: which limit of its owner is reached; a call beyond it is refused, and that is how the rollout ended.
-        lines: a demonstrator's turns, written instead of sampled.
+        allowance: what its owner allows.
     """
 
     def __init__(
@@ -142,8 +124,7 @@ class Rollout:
         key: RolloutKey,
         task: TaskRef,
         log: Log,
-        reached: Reached | None = None,
-        lines: Lines | None = None,
+        allowance: Allowance | None = None,
     ) -> None:
         self.desk = desk
         self.key = key
@@ -155,11 +136,8 @@ class Rollout:
         self.traces = Traces(log, limit=desk.serving.limits.spans)
         self._log = log
         self._calls: list[Underway] = []
-        self._reached = reached
-        self._lines = lines
+        self.allowance = allowance or Allowance()
         self.sealed = False
-        self.cut: Outcome | None = None
-        """The limit a call was refused at; the rollout ended there, whatever the agent did afterwards."""
 
     @property
     def under_way(self) -> int:
@@ -197,7 +175,14 @@ class Rollout:
                 status=429,
                 code="rate_limit_exceeded",
             )
-        placed = replace(self._allowed(asked, body=body, retry_key=retry_key), notes=notes)
+        turns = self.num_turns
+        try:
+            placed = replace(self._place(asked, body=body, retry_key=retry_key), notes=notes)
+            self.allowance.check(asked, turns=turns, tokens=int(placed.laid.token_ids.size))
+        except Refusal as refusal:
+            self.num_turns = turns
+            self.allowance.refused(refusal)
+            raise
         call = Underway(
             turn=placed.turn,
             prompt_ids=placed.laid.token_ids,
@@ -256,20 +241,13 @@ class Rollout:
         finally:
             self.num_turns = num_turns
 
-    def mark(self, turn: int, kind: str) -> None:
+    def mark(self, turn: int, kind: str, detail: Mapping[str, str] = MappingProxyType({})) -> None:
         """Record what became of an answer after it was logged."""
         if kind == "capture.disconnected":
             self.counts.disconnected += 1
         if not self.sealed:
-            self._log({"kind": "event", "turn": turn, "event": kind})
-            self.capture.mark(turn, Event(kind=kind))
-
-    def answered(self, text: str) -> None:
-        """Record what the agent gave as its answer."""
-        if self.num_turns and not self.sealed:
-            turn, detail = self.num_turns - 1, {"text": text[:MAX_ANSWER_CHARS]}
-            self._log({"kind": "event", "turn": turn, "event": ANSWERED, "detail": detail})
-            self.capture.mark(turn, Event(kind=ANSWERED, detail={**detail}))
+            self._log({"kind": "event", "turn": turn, "event": kind, "detail": dict(detail)})
+            self.capture.mark(turn, Event(kind=kind, detail=dict(detail)))
 
     def _repeated(self, body: str, *, retry: int, retry_key: str) -> Underway | None:
         """The call a retry repeats: the one with its key, else one with its body that was not delivered."""
@@ -284,32 +262,6 @@ class Rollout:
             found = [call for call in self._calls if call.body == body] if retry > 0 else []
         found = [call for call in found if not _failed(call.task)]
         return min(found, key=lambda call: (call.delivered, call.claims), default=None)
-
-    def _allowed(self, asked: Asked, *, body: str, retry_key: str) -> Placed:
-        """Place a call that no limit forbids; the first limit that is reached is how the rollout ended."""
-        turns = self.num_turns
-        try:
-            placed = self._place(asked, body=body, retry_key=retry_key)
-        except Refusal as refused:
-            if refused.code == CONTEXT_FULL:
-                self._end_at(StopReason.CONTEXT_LIMIT, str(refused))
-            raise
-        after_result = bool(asked.messages) and asked.messages[-1].role == "tool"
-        size = int(placed.laid.token_ids.size)
-        found = None if self._reached is None else self._reached(turns=turns, tokens=size, after_result=after_result)
-        if found is None and self._lines is not None and self._lines.is_over:
-            found = StopReason.NATURAL_END, "the script is over"
-        if self._lines is not None and asked.n != 1:
-            raise Refusal("n: a demonstration has one answer to a call", field="n", code="unsupported_value")
-        if found is not None:
-            self.num_turns = turns
-            self._end_at(*found)
-            raise Refusal(f"rollout {self.key.id} takes no more calls: {found[1]}", code="limit_reached")
-        return placed
-
-    def _end_at(self, reason: StopReason, detail: str) -> None:
-        if self.cut is None:
-            self.cut = Outcome(reason=reason, detail=detail)
 
     def _place(self, asked: Asked, *, body: str, retry_key: str) -> Placed:
         desk, found = self.desk, Found()
@@ -359,7 +311,7 @@ class Rollout:
         try:
             async with asyncio.timeout(limits.call_s):
                 with crossing(EngineFailure, f"sampling turn {placed.turn} of {self.key.id}"):
-                    made = await self._made(placed)
+                    made = await self._written(placed)
         except (EngineFailure, TimeoutError) as error:
             self.counts.failed += 1
             why = f"not answered within {limits.call_s} s" if isinstance(error, TimeoutError) else str(error)[:2000]
@@ -374,22 +326,15 @@ class Rollout:
                 await asyncio.to_thread(desk.keep, generation)
         return await self._commit(self._captured(placed, choices=choices))
 
-    async def _made(self, placed: Placed) -> list[Generation]:
+    async def _written(self, placed: Placed) -> list[Generation]:
         """The turns of a call, sampled or as the demonstrator has them."""
-        desk = self.desk
-        if self._lines is None:
-            requests = [self._request(placed, at) for at in range(placed.asked.n)]
-            return list(await asyncio.gather(*(desk.sampler.sample(request) for request in requests)))
-        version, sampling = desk.sampler.version, placed.decided.sampling
-        return [
-            write_line(
-                self._lines.take(),
-                renderer=desk.renderer,
-                tools=placed.asked.tools,
-                sampling=sampling,
-                version=version,
-            )
-        ]
+        desk, lines = self.desk, self.allowance.lines
+        if lines is not None:
+            tools, sampling = placed.asked.tools, placed.decided.sampling
+            version = desk.sampler.version
+            return [write_line(lines.take(), desk.renderer, tools=tools, sampling=sampling, version=version)]
+        requests = [self._request(placed, at) for at in range(placed.asked.n)]
+        return list(await asyncio.gather(*(desk.sampler.sample(request) for request in requests)))
 
     async def _commit(self, call: Captured) -> Captured:
         try:
@@ -436,7 +381,7 @@ class Rollout:
         name = name_of(self.key.id, placed.turn + at)
         manner = Manner(tools=() if asked.choosing is Choosing.NONE else asked.tools, stop_strings=asked.decoding.stop)
         choice = speak(self.desk.renderer, generation, manner=manner, name=name, withheld=withheld)
-        return choice if self._lines is None else replace(choice, demonstrated=True, withheld=None)
+        return choice if self.allowance.lines is None else replace(choice, demonstrated=True, withheld=None)
 
     def _captured(self, placed: Placed, *, choices: tuple[Choice, ...], error: str | None = None) -> Captured:
         asked, found, laid = placed.asked, placed.found, placed.laid

@@ -30,7 +30,7 @@ class Lines:
 
 
 def write_line(
-    call: ToolCall, *, renderer: ChatRenderer, tools: Sequence[ToolView], sampling: Sampling, version: int
+    call: ToolCall, renderer: ChatRenderer, *, tools: Sequence[ToolView], sampling: Sampling, version: int
 ) -> Generation:
     """A call as the tokens that the policy would have to write, for the tools that the agent offers.
 

@@ -16,7 +16,7 @@ from kifu.records.planned import check_plan
 from kifu.records.reader import Problem, RunReader
 from kifu.records.rows import Row, content_digest, from_row, from_table, row_digest, to_row, to_table
 from kifu.records.schema import EXCLUDED, FORMAT_VERSION, SCHEMA
-from kifu.records.store import RunLock, RunStore, unfinished, writer_of
+from kifu.records.store import RunLock, RunStore, forget, unfinished, writer_of
 from kifu.records.tokens import (
     Bools,
     Floats,
@@ -127,6 +127,7 @@ __all__ = [
     "content_of",
     "crash_point",
     "file_digest",
+    "forget",
     "from_row",
     "from_table",
     "fsync_folder",

@@ -191,11 +191,6 @@ class RunStore:
         with self._guard:
             return tuple(self._notes.get(trajectory_id, ()))
 
-    def forget(self, trajectory_id: str) -> None:
-        """Drop what was noted about a rollout that will not be finished; the log loses it at the next cut."""
-        with self._guard:
-            self._notes.pop(trajectory_id, None)
-
     def seal(self, step: int) -> Part | None:
         """Move the accepted trajectories of this step and earlier ones into a part, in order of their keys.
 
@@ -257,6 +252,12 @@ def unfinished(store: RunStore) -> tuple[str, ...]:
     """Ids of the rollouts that have notes and no trajectory yet, in order of their first note."""
     with store._guard:
         return tuple(store._notes)
+
+
+def forget(store: RunStore, trajectory_id: str) -> None:
+    """Drop what was noted about a rollout that will not be finished; the log loses it at the next cut."""
+    with store._guard:
+        store._notes.pop(trajectory_id, None)
 
 
 def _succeeded(durable: Durable) -> bool:

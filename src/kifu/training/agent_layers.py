@@ -24,6 +24,9 @@ class OutsideAgentLayer(Layer):
     """``file.py:name`` or ``module:name`` instead: what `kifu.agent` decorates, run inside kifu's process."""
     command: tuple[str, ...] | None = None
     """A program for each attempt instead; what it prints is its answer."""
+    verifier: str | None = None
+    """``file.py:function`` or ``module:function`` of answer and task: judges what the agent answers; None: the
+    environment hears the answer and judges."""
     gives: tuple[str, ...] = ()
     """Names of the task's data that the agent gets beside the prompt, e.g. what its tools look up."""
 

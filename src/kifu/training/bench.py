@@ -166,11 +166,6 @@ class Bench:
         )
         return self.engine
 
-    async def leave(self) -> None:
-        """End what listens on this event loop; the engine stays."""
-        if hasattr(self, "collector") and self.collector.outside is not None:
-            await self.collector.outside.close()
-
     def let_go(self) -> None:
         """End the engine and free what it holds, if there is one."""
         if hasattr(self, "engine"):
@@ -231,6 +226,12 @@ class Bench:
             bfloat16=frozenset(stored.bfloat16),
             is_adapter=stored.is_adapter,
         )
+
+
+async def stop_listening(bench: Bench) -> None:
+    """End what listens on this event loop; the engine stays."""
+    if hasattr(bench, "collector") and bench.collector.outside is not None:
+        await bench.collector.outside.close()
 
 
 def relevant(trajectory: Trajectory, *, step: int, version: int) -> bool:

@@ -165,7 +165,7 @@ def _environment(
     tasks_digest: str | None,
     libraries: Mapping[str, str],
 ) -> dict[str, Any]:
-    layer = experiment.environment.model_dump(mode="json", exclude={"tasks", "name", "verifier"})
+    layer = experiment.environment.model_dump(mode="json", exclude={"tasks", "name"})
     for field, fact in _FROM_FACTS.items():
         layer[field] = layer[field] or environment.facts.get(fact, "")
     layer["decision_model"] = layer["decision_model"] or environment.facts.get("decision model", "")

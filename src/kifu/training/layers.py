@@ -40,9 +40,6 @@ class EnvironmentLayer(Layer):
     """Keyword arguments of the environment's constructor."""
     tasks: str | None = None
     """Path of a JSONL file with tasks, instead of the environment's own generator."""
-    verifier: str | None = None
-    """``file.py:function`` or ``module:function`` of answer and task: judges what an outside agent answers; None: the
-    environment hears the answer and judges."""
     splits: dict[str, str] = Field(default={"train": "seed 0..", "held_out": "seed 5_000_000.."})
     """Split name to ``seed FIRST..`` or ``seed FIRST..LAST``; the ranges must not overlap."""
     decision_model: str = ""

@@ -20,7 +20,7 @@ from kifu.records.plan import PlanLine, PlanLog
 from kifu.records.rows import content_digest
 from kifu.records.store import RunStore
 from kifu.training.assemble import Assembled, assemble
-from kifu.training.bench import Bench
+from kifu.training.bench import Bench, stop_listening
 from kifu.training.books import close_run, close_step, limit_failures
 from kifu.training.checkpoint import Mark, save_checkpoint
 from kifu.training.observe import Observer, StepSeen
@@ -314,7 +314,7 @@ class Loop:
         if stage.start is not None:
             source = self._supply.ended_with(stage.start, now=initial.version)
             initial = replace(self._bench.kept(source), version=initial.version + 1)
-        await self._bench.leave()
+        await stop_listening(self._bench)
         engine = await asyncio.to_thread(self._bench.bring_up, stage, initial=initial)
         first = await asyncio.to_thread(engine.trainer.publish)
         assert first.version == initial.version, "an engine's first publish is what it started from"

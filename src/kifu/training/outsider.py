@@ -6,7 +6,9 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from kifu.agents import Agent
 from kifu.credit.branching import Independent
 from kifu.credit.scored import NoScores
 from kifu.envs import Environment
@@ -16,7 +18,9 @@ from kifu.errors import ExperimentError
 from kifu.gateway import Command, Forked, Function, OutsideAgent
 from kifu.gateway.listening import check_installed
 from kifu.records import Json
+from kifu.render import Renderer
 from kifu.training.agent_layers import OutsideAgentLayer
+from kifu.training.experiment import Loaded
 from kifu.training.layers import Experiment, HfPolicy
 from kifu.training.stages import Stage
 
@@ -41,33 +45,26 @@ class Outsider:
         return f"outside/{self.id}"
 
 
-def outsider_of(
-    experiment: Experiment, *, folder: Path, python: str | None = None, given: OutsideAgent | None = None
-) -> Outsider | None:
+def outsider_of(loaded: Loaded, stages: Sequence[Stage], *, environment: type[Environment]) -> Outsider | None:
     """The agent outside that an experiment names; None where kifu's own strategy acts.
 
     Args:
-        experiment: the six layers.
-        folder: where relative paths start.
-        python: interpreter of a function of a file.
-        given: an agent from Python, which the layer names.
+        loaded: the experiment; relative paths start at its folder.
+        stages: in order, each with its method.
+        environment: gives the tasks.
 
     Raises:
-        ExperimentError: it is not there.
+        ExperimentError: it is not there, or something else of the experiment cannot work with it.
         UsageError: what hears it is not installed.
     """
-    policy, name = experiment.policy, experiment.environment.verifier
+    policy, folder, given = loaded.experiment.policy, loaded.folder, loaded.agent
     layer = policy.agent if isinstance(policy, HfPolicy) else None
-    verifier = None if name is None else resolve_reward(_placed(name, folder))
-    judged: dict[str, Json] = {} if verifier is None else {"verifier": _code_of(verifier)}
     if not isinstance(layer, OutsideAgentLayer):
-        if name is not None:
-            raise ExperimentError(
-                "environment.verifier judges the answer of an outside agent, and policy.agent is kifu's own; leave it "
-                'out, or name an agent: agent = { type = "outside", run = "file.py:function" }'
-            )
         return None
+    _check_suited(loaded.experiment, stages, environment=environment)
     check_installed()
+    verifier = None if layer.verifier is None else resolve_reward(_placed(layer.verifier, folder))
+    judged: dict[str, Json] = {} if verifier is None else {"verifier": _code_of(verifier)}
     if layer.function is not None:
         made = _function_of(layer.function, folder) if given is None else given
         code = _code_of(made.call if isinstance(made, Function) else made)
@@ -82,10 +79,10 @@ def outsider_of(
         source, _, function = layer.run.rpartition(":")
         file = folder / source
         _check_function(file, function)
-        forked = Forked(file, function, python=python)
+        forked = Forked(file, function, python=loaded.machine.agent_python)
         protocol: dict[str, Json] = {"run": f"{file.name}:{function}", "code": _digest(file)}
         return Outsider(
-            make=lambda: Forked(file, function, python=python),
+            make=lambda: Forked(file, function, python=loaded.machine.agent_python),
             id=forked.id,
             gives=layer.gives,
             verifier=verifier,
@@ -104,7 +101,14 @@ def outsider_of(
     )
 
 
-def check_outsider(experiment: Experiment, stages: Sequence[Stage], *, environment: type[Environment]) -> None:
+def acting(agent: Agent, outsider: Outsider | None, renderer: Renderer) -> dict[str, Any]:
+    """Who acts and how its history grows, as a protocol's identity has it."""
+    if outsider is None:
+        return {"controller": agent.id, "history": str(renderer.digests.extra.get("history", "append/1"))}
+    return {"controller": outsider.controller, "agent": outsider.protocol, "history": "gateway/1"}
+
+
+def _check_suited(experiment: Experiment, stages: Sequence[Stage], *, environment: type[Environment]) -> None:
     """Refuse what an agent with its own loop cannot do.
 
     Raises:

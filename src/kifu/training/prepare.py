@@ -35,7 +35,7 @@ from kifu.training.experiment import Loaded
 from kifu.training.freeze import Identity, Protocol, freeze
 from kifu.training.layers import Experiment, HfPolicy, Lora, RecurrentPolicy
 from kifu.training.machine import resolve_machine
-from kifu.training.outsider import Outsider, check_outsider, outsider_of
+from kifu.training.outsider import Outsider, acting, outsider_of
 from kifu.training.stages import Stage, check_stage, stages_of
 from kifu.training.starting import start_digest
 from kifu.training.stored import stored_heads, stored_names
@@ -204,9 +204,7 @@ def prepare(loaded: Loaded, *, start: str | None = None, source: Mapping[str, st
     model = _model(loaded)
     renderer = _renderer(experiment, environment, tools=tools, model=model)
     agent = AGENTS[AGENT]()
-    outsider = outsider_of(experiment, folder=loaded.folder, python=loaded.machine.agent_python, given=loaded.agent)
-    if outsider is not None:
-        check_outsider(experiment, stages, environment=environment)
+    outsider = outsider_of(loaded, stages, environment=environment)
     if start is None and experiment.policy.start is not None:
         start = start_digest(loaded.folder / experiment.policy.start)
     identity = Identity(
@@ -214,9 +212,7 @@ def prepare(loaded: Loaded, *, start: str | None = None, source: Mapping[str, st
         tokenizer=renderer.digests.tokenizer,
         template=renderer.digests.template,
         parser=renderer.digests.parser,
-        controller=agent.id if outsider is None else outsider.controller,
-        agent=None if outsider is None else outsider.protocol,
-        history="gateway/1" if outsider is not None else str(renderer.digests.extra.get("history", "append/1")),
+        **acting(agent, outsider, renderer),
         start=start,
     )
     names, source = stored_names(experiment), source_of(environment) if source is None else source

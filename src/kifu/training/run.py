@@ -34,7 +34,7 @@ from kifu.records.reader import RunReader
 from kifu.records.store import RunStore
 from kifu.records.weights import VERSIONS, WeightStore
 from kifu.render import SymbolRenderer
-from kifu.training.bench import Bench, relevant
+from kifu.training.bench import Bench, relevant, stop_listening
 from kifu.training.called import check_seed
 from kifu.training.changed import changed_fields
 from kifu.training.checkpoint import Mark, list_checkpoints, load_checkpoint
@@ -395,4 +395,4 @@ async def _run(loop: Loop, bench: Bench, progress: Progress) -> None:
         with stoppable(loop.stop, asyncio.get_running_loop()):
             await loop.run()
     finally:
-        await bench.leave()
+        await stop_listening(bench)
