@@ -17,7 +17,7 @@ from kifu.testing.capture_model import FakeModel
 from kifu.testing.capture_wire import WireError, ask
 
 ADMIN = "sk-admin-of-the-check"
-START_S = 60.0
+START_S = 120.0
 
 
 class KifuGateway:
@@ -148,7 +148,7 @@ async def until_answers(url: str, process: subprocess.Popen[bytes]) -> None:
     """Wait until a server says 200.
 
     Raises:
-        CaptureCheckError: it ended, or did not within a minute.
+        CaptureCheckError: it ended, or did not within two minutes.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + START_S
