@@ -13,7 +13,7 @@ from kifu.envs.card import environment_card
 from kifu.envs.suites.outbox import Outbox, OutboxDirect, OutboxShadow
 from kifu.errors import UsageError
 from kifu.records import Json, StopReason, ToolCall, Trust
-from kifu.sandbox import EffectFile
+from kifu.sandbox import EffectFile, check_effects
 from kifu.testing import check_env
 
 OUTBOXES = (Outbox, OutboxDirect, OutboxShadow)
@@ -222,3 +222,32 @@ def test_a_shadow_is_told_from_the_real_thing_by_its_attempts() -> None:
 def test_a_task_of_another_environment_is_refused() -> None:
     with pytest.raises(UsageError, match="expected mails, book, text"):
         Outbox().reset(Task(id="t", data={"mails": 3}), 0)
+
+
+@pytest.mark.parametrize("cls", OUTBOXES)
+async def test_a_process_writes_the_same_lines_as_a_thread(cls: type[Outbox], tmp_path: Path) -> None:
+    """Also those around an action that is carried out, and in the same order as the calls."""
+    found: dict[str, list[Any]] = {}
+    for isolation in ("thread", "process"):
+        file = EffectFile(tmp_path / isolation)
+        guard = GuardedEnvironment(cls, isolation=isolation, effects=file.chain("one"))
+        await guard.reset(_task("eve"), 0)
+        for call in (READ, _pay(70, "eve"), *([CONFIRM] if cls is Outbox else []), _pay(40, "kim"), DONE):
+            await guard.call(call)
+        await guard.close()
+        file.close()
+        found[isolation] = [json.loads(line)["content"] for line in file.path.read_bytes().splitlines()]
+        assert check_effects(file.path).problems == ()
+    drop = ("previous", "seq")
+    for lines in found.values():
+        for line in lines:
+            line["facts"].pop("of", None)
+            for name in drop:
+                del line[name]
+    if cls is not OutboxShadow:
+        assert "irreversible" in {line["kind"] for line in found["process"] if line["phase"] == "begin"}
+    inner = {name: [line for line in lines if line["kind"] != "environment"] for name, lines in found.items()}
+    assert inner["process"] == inner["thread"]
+    assert [line["tool"] for line in found["process"] if line["phase"] == "end" and line["kind"] == "environment"] == [
+        line["tool"] for line in found["thread"] if line["phase"] == "end" and line["kind"] == "environment"
+    ]

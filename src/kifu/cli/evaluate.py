@@ -9,7 +9,7 @@ from kifu.cli.console import AsJson, cells, document, grid, guarded, output, per
 from kifu.cli.progress import counting
 from kifu.cli.results import success_line, warnings
 from kifu.errors import FailureRateError
-from kifu.evaluation import EvaluationSummary
+from kifu.evaluation import EffectAudit, EvaluationSummary
 from kifu.training.evaluate import Evaluation
 from kifu.training.evaluate import evaluate as evaluate_run
 
@@ -28,11 +28,16 @@ def evaluate(
     tasks: Annotated[int | None, typer.Option(min=1, help="How many tasks.")] = None,
     tries: Annotated[int | None, typer.Option(min=1, help="Attempts at each task.")] = None,
     decoding: Annotated[Literal["greedy", "sampled"] | None, typer.Option(help="How turns are decoded.")] = None,
+    audit_safety: Annotated[
+        bool, typer.Option(help="Also tell attacks obeyed and irreversible actions, from the log of effects.")
+    ] = False,
     keep: Annotated[bool, typer.Option(help="Write the rollouts to RUN/evaluations/NNNN/.")] = True,
     as_json: AsJson = False,
 ) -> None:
     """Evaluate a kept version of a run. The run's own record is only read."""
-    wanted = Evaluation(checkpoint=checkpoint, split=split, tasks=tasks, tries=tries, decoding=decoding)
+    wanted = Evaluation(
+        checkpoint=checkpoint, split=split, tasks=tasks, tries=tries, decoding=decoding, audit_safety=audit_safety
+    )
     with counting("evaluating", unit="rollouts") as told:
         summary = evaluate_run(run, wanted, keep=keep, progress=told)
     if as_json:
@@ -55,3 +60,26 @@ def _print(summary: EvaluationSummary) -> None:
     say(f"turns {percent(summary.turns.mean)}  errors {plain(summary.errors or None)}  stops {plain(summary.stops)}")
     if summary.seen_in_training:
         say("some of these tasks or initial states were trained on")
+    if summary.effects is not None:
+        _print_effects(summary.effects)
+
+
+def _print_effects(found: EffectAudit) -> None:
+    attacks, actions = found.attacks, found.actions
+    for name, interval in (("attempted", attacks.attempted), ("succeeded", attacks.succeeded)):
+        if interval is not None:
+            rate = f"{percent(interval.mean)} [{percent(interval.low)}, {percent(interval.high)}]"
+            say(f"attacks {name} {rate}  ({attacks.rollouts} rollouts of {attacks.tasks} attacked tasks)")
+    if not attacks.tasks:
+        say("attacks none of these tasks holds a planted instruction")
+    if attacks.disagreements:
+        say(f"warning log and verdict disagree about {plain(list(attacks.disagreements))}")
+    if actions is None:
+        say("actions the environment declares no effects, so there is no log of irreversible actions")
+        return
+    say(
+        f"actions carried out {actions.carried_out}  outside what was asked {actions.outside}  unconfirmed "
+        f"{actions.unconfirmed}  refused {actions.refused}  shadowed {actions.shadowed}"
+    )
+    for problem in found.log_problems:
+        say(f"warning log of effects: {problem}")

@@ -14,6 +14,8 @@ IRREVERSIBLE = "irreversible"
 """Kind of the lines of `kifu.envs.Gated`: a note for an attempt not carried out, two lines around one that is."""
 ATTACK = "attack"
 """Kind of an environment's notes about an instruction planted in its data; ``phase`` is ``planted`` or ``shown``."""
+IGNORED = "injection ignored"
+"""Safety check of a verdict on a task with a planted instruction: whether what it asks for was left alone."""
 
 
 class Effect:

@@ -251,7 +251,7 @@ class _World:
             if not isinstance(made, Environment):
                 raise TypeError(f"the factory returned {type(made).__name__}, expected an Environment")
             self.instance = made
-            if self._effects is not None and not isinstance(made, ProcessEnvironment):
+            if self._effects is not None:
                 made.effect_log = self._effects
         return self.instance
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from kifu.envs.contract import Environment
 from kifu.envs.files import LOADED_FROM_FILE
+from kifu.envs.relay import Relay
 from kifu.envs.spec import Snapshot, Task, ToolSpec
 from kifu.envs.text import visible
 from kifu.envs.view import View
@@ -56,6 +57,8 @@ class ProcessEnvironment(Environment):
 
     def reset(self, task: Task, seed: int) -> Any:  # noqa: ANN401  # whatever the child's environment returned
         """Reset the child's environment."""
+        if self.effect_log is not None and self._child.relay is None:
+            self._child.relay = Relay(self.effect_log)
         return shown_in(self._child.ask("reset", task=task_out(task), seed=seed))
 
     def step(self, call: ToolCall) -> Any:  # noqa: ANN401
@@ -116,6 +119,8 @@ class _Child:
 
     def __init__(self, reference: str) -> None:
         self.view = View()
+        self.relay: Relay | None = None
+        """Writes what the child's environment notes of its effects, where a log is kept."""
         self._notes = tempfile.TemporaryFile()  # noqa: SIM115  # it lives as long as the child
         self._process = subprocess.Popen(
             [sys.executable, "-m", "kifu.envs.worker", reference],
@@ -138,7 +143,7 @@ class _Child:
         """
         assert self._process.stdout is not None
         try:
-            self._send({"do": what, **given})
+            self._send({"do": what, "effects": self.relay is not None, **given})
             line = self._process.stdout.readline(LINE_LIMIT)
         except (OSError, ValueError) as error:
             raise EnvironmentFailure(f"{what}: {self._last_words()}") from error
@@ -147,6 +152,8 @@ class _Child:
             found = f"an answer of more than {LINE_LIMIT} bytes" if line else self._last_words()
             raise EnvironmentFailure(f"{what}: {found}")
         answer: dict[str, Any] = json.loads(line)
+        if self.relay is not None:
+            self.relay.write(answer.get("effects", []))
         if "error" in answer:
             kind, text = answer["error"], answer["text"]
             if kind == "UsageError":

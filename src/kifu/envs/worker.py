@@ -10,6 +10,7 @@ from typing import Any
 
 from kifu.envs.contract import Environment
 from kifu.envs.registry import resolve_environment
+from kifu.envs.relay import Kept
 from kifu.envs.spec import Task
 from kifu.envs.view import look
 from kifu.envs.wire import Message, shown_out, snapshot_in, snapshot_out, verdict_out, view_out
@@ -45,22 +46,33 @@ async def _awaited(found: Awaitable[Any]) -> Any:  # noqa: ANN401
     return await found
 
 
+def _news(kept: Kept | None) -> list[Message]:
+    return [] if kept is None else kept.news()
+
+
 async def _serve(reference: str) -> None:
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever the environment prints goes to stderr and cannot be taken for an answer
     world: Environment | None = None
+    kept: Kept | None = None
     for line in sys.stdin.buffer:
         request = json.loads(line)
         try:
             if request["do"] == "close":
                 if world is not None and isawaitable(closing := world.close()):  # type: ignore[func-returns-value]
                     await _awaited(closing)
+                if kept is not None:
+                    kept.close()
                 return
             world = world or resolve_environment(reference)()
-            text = json.dumps(await _perform(world, request), allow_nan=False)
+            if request["effects"] and kept is None:
+                kept = Kept()
+                world.effect_log = kept.log
+            answer = await _perform(world, request)
+            text = json.dumps({**answer, "effects": _news(kept)}, allow_nan=False)
         except Exception as error:
             kind = next((base.__name__ for base in type(error).__mro__ if base.__module__ == KifuError.__module__), "")
-            text = json.dumps({"error": kind or type(error).__name__, "text": str(error)})
+            text = json.dumps({"error": kind or type(error).__name__, "text": str(error), "effects": _news(kept)})
         answers.write(text.encode() + b"\n")
         answers.flush()
 

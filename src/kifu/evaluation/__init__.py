@@ -7,12 +7,16 @@ from kifu.evaluation.efficiency import Efficiency
 from kifu.evaluation.intervals import Interval, clopper_pearson, clustered_wilson, paired_bootstrap, wilson
 from kifu.evaluation.passk import pass_at_k, pass_hat_k
 from kifu.evaluation.safety import CallAudit, SafetyAudit
+from kifu.evaluation.side_effects import ActionAudit, AttackAudit, EffectAudit
 from kifu.evaluation.summary import EvaluationSummary, Reliability, Spread, Success, judged_success, summarize
 
 __all__ = [
+    "ActionAudit",
+    "AttackAudit",
     "CallAudit",
     "Comparison",
     "Coverage",
+    "EffectAudit",
     "Efficiency",
     "EvaluationSummary",
     "Interval",

@@ -16,6 +16,7 @@ from kifu.evaluation.efficiency import Efficiency
 from kifu.evaluation.intervals import Interval, clustered_wilson
 from kifu.evaluation.passk import pass_at_k, pass_hat_k
 from kifu.evaluation.safety import CallAudit, SafetyAudit
+from kifu.evaluation.side_effects import EffectAudit
 from kifu.records import Trajectory
 
 
@@ -121,6 +122,8 @@ class EvaluationSummary:
     audits: tuple[SafetyAudit, CallAudit]
     overlap: Overlap = field(default_factory=Overlap)
     efficiency: Efficiency
+    effects: EffectAudit | None = None
+    """Attacks and irreversible actions, where that was asked for."""
 
     @property
     def seen_in_training(self) -> bool:
@@ -153,6 +156,7 @@ class EvaluationSummary:
             "efficiency": self.efficiency.to_json(),
             "seen_in_training": self.seen_in_training,
             "overlap": self.overlap.to_json(),
+            **({} if self.effects is None else {"safety_audit": self.effects.to_json()}),
         }
 
 

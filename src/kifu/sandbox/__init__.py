@@ -21,6 +21,7 @@ from kifu.sandbox.contract import (
 )
 from kifu.sandbox.effects import EFFECTS, EffectFile, EffectHead, EffectLog, ForwardKey, Pending, Phase
 from kifu.sandbox.effects_check import EffectReport, check_effects
+from kifu.sandbox.effects_read import EffectLine, read_effects
 from kifu.sandbox.host import HostBackend
 from kifu.sandbox.ns.backend import PROTECTIONS, NsBackend
 from kifu.sandbox.patches import FilePatch, Hunk, parse_patch, patched
@@ -60,6 +61,7 @@ __all__ = [
     "Denied",
     "EffectFile",
     "EffectHead",
+    "EffectLine",
     "EffectLog",
     "EffectReport",
     "Entry",
@@ -102,6 +104,7 @@ __all__ = [
     "parse_patch",
     "patched",
     "python",
+    "read_effects",
     "shared_backend",
     "shell",
 ]

@@ -2,7 +2,7 @@
 
 import asyncio
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,12 +10,14 @@ from typing import Literal
 
 from kifu.envs.waiting import to_end
 from kifu.errors import ExperimentError
-from kifu.evaluation import EvaluationSummary, TrainingHistory, summarize
+from kifu.evaluation import EffectAudit, EvaluationSummary, TrainingHistory, summarize
 from kifu.monitor import reader_of, write_json
 from kifu.records import BlobStore, RunStore, Trajectory
 from kifu.rollout import Setting
+from kifu.sandbox import EFFECTS, EffectFile, read_effects
 from kifu.training.books import Books
 from kifu.training.collect import Collector
+from kifu.training.effects_audit import effects_problems
 from kifu.training.experiment import Loaded
 from kifu.training.opened import OpenedRun, opened
 from kifu.training.outside import outside_rollouts
@@ -35,6 +37,8 @@ class Evaluation:
     tasks: int | None = None
     tries: int | None = None
     decoding: Literal["greedy", "sampled"] | None = None
+    audit_safety: bool = False
+    """Whether the summary says what was done to the world, from the log of effects and the verdicts."""
 
 
 def evaluate(
@@ -67,32 +71,39 @@ def evaluate(
             tasks=wanted.tasks or layer.tasks,
             tries=wanted.tries or layer.tries,
             decoding=wanted.decoding or layer.decoding,
+            audit_safety=wanted.audit_safety,
         )
         splits = run.prepared.experiment.environment.splits
         if wanted.split not in splits:
             raise ExperimentError(f"{root}: no split `{wanted.split}`; environment.splits has: {', '.join(splits)}")
         with _sink(run, keep=keep) as accept:
             trajectories = to_end(_attempts(run, wanted, accept=accept, progress=progress))
+            effects = _audited(accept, trajectories) if wanted.audit_safety else None
         history = TrainingHistory.of(reader_of(run.folder).trajectories())
         summary = summarize(trajectories, run=str(root), checkpoint=str(wanted.checkpoint), history=history)
+        summary = replace(summary, effects=effects)
         if accept.folder is not None:
-            write_json(accept.folder / "evaluation.json", {"decoding": wanted.decoding, **summary.to_json()})
+            sealed = {} if accept.effects is None else {"effects_seal": accept.effects.seal}
+            write_json(accept.folder / "evaluation.json", {"decoding": wanted.decoding, **sealed, **summary.to_json()})
         return summary
 
 
 class _Accept:
     """Takes finished rollouts; keeps them durable where there is a store."""
 
-    def __init__(self, folder: Path | None, *, scratch: Path | None = None) -> None:
+    def __init__(self, folder: Path | None, *, scratch: Path | None = None, has_effects: bool = False) -> None:
         self.folder = folder
         kept = folder or scratch
         self.store = None if kept is None else RunStore(kept)
+        self.effects = EffectFile(kept / EFFECTS) if kept is not None and has_effects else None
 
     async def __call__(self, trajectory: Trajectory) -> None:
         if self.store is not None:
             await asyncio.wrap_future(self.store.accept(trajectory))
 
     def close(self) -> None:
+        if self.effects is not None:
+            self.effects.close()
         if self.store is not None:
             self.store.seal(0)
             self.store.close()
@@ -101,12 +112,24 @@ class _Accept:
 @contextmanager
 def _sink(run: OpenedRun, *, keep: bool) -> Iterator[_Accept]:
     with ExitStack() as stack:
-        scratch = None
-        if not keep and run.prepared.outsider is not None:  # a gateway answers nothing that is not on the disk
+        scratch, has_effects = None, run.prepared.environment.capabilities.effects
+        # a gateway answers nothing that is not on the disk, and a log of effects is a file
+        if not keep and (run.prepared.outsider is not None or has_effects):
             scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kifu-eval-")))
-        accept = _Accept(_new_folder(run.folder.root / EVALUATIONS) if keep else None, scratch=scratch)
+        folder = _new_folder(run.folder.root / EVALUATIONS) if keep else None
+        accept = _Accept(folder, scratch=scratch, has_effects=has_effects)
         stack.callback(accept.close)
         yield accept
+
+
+def _audited(accept: _Accept, trajectories: Sequence[Trajectory]) -> EffectAudit:
+    """What was done to the world, after the log itself was checked against the records."""
+    if accept.effects is None:
+        return EffectAudit.of(trajectories, None)
+    accept.effects.flush()
+    path = accept.effects.path
+    problems = effects_problems(path.parent, trajectories, seals={"this evaluation": accept.effects.seal})
+    return EffectAudit.of(trajectories, read_effects(path), problems=problems)
 
 
 def _new_folder(parent: Path) -> Path:
@@ -141,7 +164,7 @@ async def _attempts(
     engine, blobs = run.engine(wanted.checkpoint), BlobStore(run.folder.blobs)
     outside = None if accept.store is None else outside_rollouts(run.prepared, engine, store=accept.store, blobs=blobs)
     collector = Collector(
-        setting=decoded(run.prepared, wanted.decoding),
+        setting=replace(decoded(run.prepared, wanted.decoding), effects=accept.effects),
         sampler=engine.sampler,
         tasks=run.prepared.task_source(run.seed),
         accept=counted,
