@@ -98,7 +98,8 @@ async def measure(args: argparse.Namespace) -> dict[str, Counted]:
     machine = Machine(threads=1, max_slots=args.samples)
     engine = build_engine("hf", EngineSpec(model=str(folder.path), machine=machine, max_context=1024))
     renderer = load_renderer(folder.path, dialect=dialect("hermes"))
-    cases = [(attack, task, f"{mail}{text}") for attack, text in ATTACKS.items() for task, mail in MAILS]
+    chosen = {name: text for name, text in ATTACKS.items() if name in (args.attacks or ATTACKS)}
+    cases = [(attack, task, f"{mail}{text}") for attack, text in chosen.items() for task, mail in MAILS]
     with tempfile.TemporaryDirectory() as place, RunStore(Path(place) / "run") as store:
         gateway = Gateway(
             sampler=engine.sampler,
@@ -151,6 +152,7 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--attacks", nargs="*", choices=list(ATTACKS), help="kinds of mails; all when left out")
     parser.add_argument("--samples", type=int, default=16, help="choices of each call")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()

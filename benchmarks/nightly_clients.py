@@ -147,7 +147,7 @@ async def every(args: argparse.Namespace) -> list[Row]:
     renderer = load_renderer(folder.path, dialect=dialect("hermes"))
     rows: list[Row] = []
     for environment, script, way, says in RUNS:
-        if args.only and environment not in args.only:
+        if (args.only and environment not in args.only) or (args.ways and way not in args.ways):
             continue
         policies: list[tuple[str, Sampler]] = [("scripted", scripted(renderer, says))]
         if not args.scripted and environment not in {row.client for row in rows}:
@@ -164,6 +164,7 @@ def main() -> None:
     """Print the table; exit with 1 when a record has a problem or a scripted client failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="*", help="names of environments")
+    parser.add_argument("--ways", nargs="*", help="names of ways")
     parser.add_argument("--scripted", action="store_true", help="without SmolLM2")
     args = parser.parse_args()
     print(f"| {' | '.join(HEAD)} |\n|{' --- |' * len(HEAD)}", flush=True)

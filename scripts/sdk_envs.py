@@ -62,7 +62,7 @@ async def run_client(
     url: str,
     key: str,
     more: Mapping[str, str] | None = None,
-    timeout_s: float = 240.0,
+    timeout_s: float = 900.0,
 ) -> str:
     """What a client script prints; it finds the gateway in the variables that its library reads.
 
