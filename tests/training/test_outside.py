@@ -192,7 +192,7 @@ def test_a_version_of_such_a_run_is_evaluated_with_the_agent(forgetful: Path) ->
     summary = evaluate(forgetful, Evaluation(checkpoint="first", tasks=2), keep=False)
     again = evaluate(forgetful, Evaluation(checkpoint="first", tasks=2))
     assert (summary.tasks, summary.success) == (again.tasks, again.success)
-    assert {path.name for path in forgetful.iterdir()} == {*before, "audit.json", "evaluations"}
+    assert {path.name for path in forgetful.iterdir()} == {*before, "evaluations"}
 
 
 def test_a_run_that_was_killed_goes_on_to_the_same_records_and_weights(forgetful: Path, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """A server in front of any sampler that records outside agents, token for token."""
 
+from kifu.gateway.allowance import Allowance, Reached
 from kifu.gateway.asked import Asked, Choosing, Decoding, Form
 from kifu.gateway.attempting import Case, Terms, attempt
 from kifu.gateway.capture import Capture, Delivered
@@ -16,6 +17,7 @@ from kifu.gateway.said import Said, SaidCall
 from kifu.gateway.settings import Limits, Serving
 
 __all__ = [
+    "Allowance",
     "AgentLink",
     "Asked",
     "Capture",
@@ -39,6 +41,7 @@ __all__ = [
     "Outside",
     "OutsideAgent",
     "Ran",
+    "Reached",
     "Refusal",
     "Role",
     "Rollout",
