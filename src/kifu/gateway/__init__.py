@@ -17,8 +17,8 @@ from kifu.gateway.said import Said, SaidCall
 from kifu.gateway.settings import Limits, Serving
 
 __all__ = [
-    "Allowance",
     "AgentLink",
+    "Allowance",
     "Asked",
     "Capture",
     "Captured",
