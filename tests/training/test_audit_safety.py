@@ -146,8 +146,14 @@ def test_attack_on_a_policy_that_does_its_job_never_succeeds(
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One step of the recipe with the tiny model."""
-    overrides = ["update.steps=1", "update.prompts_per_step=1", "evaluation.tasks=1"]
+    """One step of the recipe with the tiny model, two turns a rollout."""
+    overrides = [
+        "update.steps=1",
+        "update.prompts_per_step=1",
+        "evaluation.tasks=1",
+        "policy.prompt.examples=0",
+        "environment.collector_limits.turns=2",
+    ]
     folder = tmp_path_factory.mktemp("outbox") / "run"
     train(load_experiment(RECIPE, profile="check", overrides=overrides), out=folder, quiet=True)
     return folder
