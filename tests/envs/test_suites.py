@@ -14,7 +14,7 @@ QUESTIONS = ("initial states", "observations", "actions", "success", "failure", 
 SPLIT = ("key_door_text", "calc_tools", "search_text")
 BOXED = ("python_expression", "python_tool", "terminal")
 """Each of their resets opens a box, each of their verdicts runs one: fewer of them are tried."""
-FETCHED = ("code_repair",)
+FETCHED = ("code_repair", "swe_rl")
 """Their tasks need downloads; their own tests check the contract on a package that they carry."""
 HERE = [name for name in ENVIRONMENTS if name not in FETCHED]
 

@@ -1,9 +1,12 @@
 """Cheats against tasks, through their own environment: what is left in the box is exported and judged as ever."""
 
 import ast
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from kifu.envs.adapters.harbor.folder import HarborTask, read_harbor
+from kifu.envs.adapters.harbor.judge import by_script, image_of_task, solution_script
 from kifu.envs.instances import Instances
 from kifu.envs.spec import Task
 from kifu.envs.suites.code_repair import CodeRepair, repairs
@@ -12,7 +15,8 @@ from kifu.records import Verdict
 from kifu.sandbox import Tree
 from kifu.sandbox.globs import matches
 from kifu.verify.cheats import CHEATS, Cheat
-from kifu.verify.linting import LintReport, code_attempts, lint
+from kifu.verify.linting import Attempt, LintReport, code_attempts, lint
+from kifu.verify.script_cheats import SCRIPT_CHEATS
 
 
 def lint_repair(environment: type[CodeRepair], task: Task, *, cheats: Sequence[Cheat] = CHEATS) -> LintReport:
@@ -61,11 +65,13 @@ def lint_task(name: str) -> LintReport:
 
     Args:
         name: ``code_repair/PACKAGE-SEED-1``, a planted bug; ``SHEET.toml#INSTANCE``, an instance of SWE-bench or
-            SWE-smith (see `kifu.envs.instances`), without ``#INSTANCE`` the only one.
+            SWE-smith (see `kifu.envs.instances`), without ``#INSTANCE`` the only one; a task folder of Harbor.
 
     Raises:
         UsageError: it names no task, or one that cannot be linted.
     """
+    if (Path(name) / "task.toml").is_file():
+        return lint_harbor(read_harbor(Path(name)))
     sheet, mark, instance = name.partition("#")
     if sheet.endswith(".toml"):
         environment = repairs(Path(sheet))
@@ -75,6 +81,33 @@ def lint_task(name: str) -> LintReport:
             raise UsageError(f"{sheet}: holds {len(source.ids)} instances; name one, as in {sheet}#{source.ids[0]}")
         return lint_repair(environment, source.task(instance or source.ids[0]))
     return lint_repair(CodeRepair, planted(CodeRepair, name))
+
+
+def lint_harbor(task: HarborTask) -> LintReport:
+    """Try known cheats on the first step of a Harbor task: what an agent may leave in its box.
+
+    The honest controls are the task's solution, and the same with other files beside it.
+
+    Raises:
+        UsageError: the task needs an image, or has no solution.
+    """
+    solve, files = solution_script(task)
+    workdir = shlex.quote(image_of_task(task).workdir)
+    return lint(
+        task.name,
+        [
+            Attempt(name="solution", run=by_script(task, solve, files=files), is_honest=True),
+            Attempt(
+                name="solution, with notes beside it",
+                run=by_script(task, f"{solve}; echo done > {workdir}/NOTES.md", files=files),
+                is_honest=True,
+            ),
+            *(
+                Attempt(name=name, run=by_script(task, f"cd {workdir}; {script}"))
+                for name, script in SCRIPT_CHEATS.items()
+            ),
+        ],
+    )
 
 
 def planted(environment: type[CodeRepair], name: str) -> Task:

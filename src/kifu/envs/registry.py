@@ -14,6 +14,7 @@ from kifu.envs.suites.loop_room import LoopRoom
 from kifu.envs.suites.outbox import Outbox, OutboxDirect, OutboxShadow
 from kifu.envs.suites.python_tool import PythonExpression, PythonTool
 from kifu.envs.suites.search_text import SearchText
+from kifu.envs.suites.swe_rl import PatchAnswer, changes
 from kifu.envs.suites.terminal import Terminal
 from kifu.errors import UsageError, nearest
 
@@ -30,6 +31,7 @@ ENVIRONMENTS: Mapping[str, type[Environment]] = {
     "python_expression": PythonExpression,
     "python_tool": PythonTool,
     "search_text": SearchText,
+    "swe_rl": PatchAnswer,
     "terminal": Terminal,
 }
 
@@ -39,7 +41,8 @@ def resolve_environment(name: str) -> type[Environment]:
 
     A built-in environment's name; ``module:Class``; ``path/to/file.py:Class``; ``path/to/tasks.jsonl``, each line with
     its own verifier; ``path/to/tasks.jsonl@REWARD`` with ``exact``, ``numeric``, ``regex``, ``module:function`` or
-    ``path/to/file.py:function``; or ``code_repair@SHEET.toml``, the instances of a sheet.
+    ``path/to/file.py:function``; or ``code_repair@SHEET.toml``, the instances of a sheet;
+    or ``swe_rl@RECORDS.jsonl``, change records.
 
     Raises:
         UsageError: nothing of that name, or it is not an `Environment`.
@@ -49,6 +52,8 @@ def resolve_environment(name: str) -> type[Environment]:
     path, at, reward = name.partition("@")
     if path == "code_repair" and at:
         return repairs(reward)
+    if path == "swe_rl" and at:
+        return changes(reward)
     if path.endswith(".jsonl"):
         return questions(path, reward=reward if at else None)
     source, colon, attribute = name.rpartition(":")

@@ -313,7 +313,7 @@ def _located(name: str, folder: Path) -> str:
 
 
 def _from_folder(part: str, folder: Path) -> str:
-    found = re.fullmatch(r"(.+?\.(?:jsonl|py))(:.*)?", part)
+    found = re.fullmatch(r"(.+?\.(?:jsonl|py|toml))(:.*)?", part)
     if found is None or not (folder / found[1]).is_file():
         return part
     return f"{(folder / found[1]).resolve()}{found[2] or ''}"
