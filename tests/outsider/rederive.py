@@ -174,12 +174,51 @@ def origin_of(record: Json) -> str:
     return "demonstration" if record["key"]["purpose"] == "demonstration" else "policy"
 
 
+def costs(record: Json, name: str) -> list[float]:
+    """What every turn cost."""
+    written = [
+        span["turn"]
+        for tape in record["tapes"]
+        for span in tape["spans"]
+        if span["origin"] in ("policy", "demonstration", "external")
+        for _ in span["token_ids"]
+    ]
+    return [
+        {
+            "tokens": float(written.count(at)),
+            "turns": 1.0,
+            "calls": float(len(turn["action"]["executed"])),
+            "seconds": turn["seconds"],
+        }[name]
+        for at, turn in enumerate(record["turns"])
+    ]
+
+
+def within(record: Json, protocol: Json) -> bool:
+    """Whether no cost went over its limit."""
+    limits = {
+        name: cost["limit"]
+        for name, cost in protocol["credit"].get("costs", {}).items()
+        if cost["where"] == "constraint" and record["key"]["purpose"] != "demonstration"
+    }
+    return all(math.fsum(costs(record, name)) <= limit for name, limit in limits.items())
+
+
+def constrained(record: Json, protocol: Json) -> float | None:
+    """The task reward, at most 0 where a cost went over its limit."""
+    found = reward(record)
+    return found if found is None or within(record, protocol) else min(found, 0.0)
+
+
 def episode(record: Json, protocol: Json) -> tuple[list[float], list[float], float]:
     """Rewards and discounts per turn, and what the end is worth."""
     gamma, components = protocol["credit"]["gamma"], protocol["credit"]["components"]
     turns = record["turns"]
     rewards = [sum(components.get(item["name"], 0.0) * item["value"] for item in turn["rewards"]) for turn in turns]
-    rewards[-1] += reward(record) or 0.0
+    rewards[-1] += constrained(record, protocol) or 0.0
+    for name, cost in protocol["credit"].get("costs", {}).items():
+        if cost["where"] == "reward" and record["key"]["purpose"] != "demonstration":
+            rewards = [one - cost["weight"] * spent for one, spent in zip(rewards, costs(record, name), strict=True)]
     factors = [gamma ** turn["duration"] for turn in turns]
     over = record["outcome"]["reason"] in TERMINATED
     bootstraps = not over and protocol["environment"]["on_truncation"] == "bootstrap"
@@ -315,14 +354,15 @@ def in_trees(group: Sequence[Json], leaves: Sequence[float], protocol: Json) -> 
     return [[float(np.mean(shared[node])) for node in path] for path in nodes]
 
 
-def pairs_of(group: Sequence[Json], margin: float) -> list[tuple[str, str]]:
+def pairs_of(group: Sequence[Json], protocol: Json) -> list[tuple[str, str]]:
     """The preferred side first: the best with the worst, the next best with the next worst, …"""
-    ranked = sorted(group, key=lambda record: (-(reward(record) or 0.0), record["trajectory_id"]))
+    margin = protocol["credit"]["options"]["margin"]
+    ranked = sorted(group, key=lambda record: (-(constrained(record, protocol) or 0.0), record["trajectory_id"]))
     both = [(ranked[at], ranked[-1 - at]) for at in range(len(ranked) // 2)]
     return [
         (best["trajectory_id"], worst["trajectory_id"])
         for best, worst in both
-        if (reward(best) or 0.0) - (reward(worst) or 0.0) > margin
+        if (constrained(best, protocol) or 0.0) - (constrained(worst, protocol) or 0.0) > margin
     ]
 
 
@@ -334,9 +374,7 @@ def credit(group: Sequence[Json], protocol: Json) -> list[list[float]]:
     if name == "sft":
         return [[1.0] * len(record["turns"]) for record in group]
     if name == "dpo":
-        sides = {
-            name: sign for pair in pairs_of(group, options["margin"]) for name, sign in zip(pair, (1, -1), strict=True)
-        }
+        sides = {name: sign for pair in pairs_of(group, protocol) for name, sign in zip(pair, (1, -1), strict=True)}
         return [[float(sides.get(record["trajectory_id"], 0))] * len(record["turns"]) for record in group]
     found = [returns_of(record, protocol) for record in group]
     if name == "reinforce" and options["baseline"] == "none":
@@ -402,12 +440,14 @@ def close(one: float, two: float) -> bool:
     return abs(one - two) <= 1e-9 * max(1.0, abs(one))
 
 
-def row_problems(row: Json, record: Json, mask: Sequence[Place]) -> Iterator[str]:
+def row_problems(row: Json, record: Json, mask: Sequence[Place], protocol: Json) -> Iterator[str]:
     """Whether a row of the plan is about this record, its reward and its sampled tokens."""
     if row["digest"] != record["content_digest"]:
         yield "content: trained on another record"
-    if row["reward"] != reward(record):
-        yield f"reward: plan {row['reward']}, record {reward(record)}"
+    if row["reward"] != constrained(record, protocol):
+        yield f"reward: plan {row['reward']}, record {constrained(record, protocol)}"
+    if row.get("costs", {}) != (spent := {name: costs(record, name) for name in row.get("costs", {})}):
+        yield f"costs: plan {row['costs']}, record {spent}"
     planned = [(run[0], at) for run in row["runs"] for at in range(run[1], run[2])]
     if planned != [(tape, at) for tape, at, _ in mask]:
         yield "mask: the trained tokens are not the sampled ones"
@@ -441,12 +481,12 @@ def all_credits(groups: Sequence[Sequence[Json]], mask: Mask, protocol: Json) ->
     return {name: [float((a - every.mean()) / (every.std() + eps)) for a in own] for name, own in found.items()}
 
 
-def pair_problems(rows: Mapping[str, Json], groups: Sequence[Sequence[Json]], margin: float) -> Iterator[str]:
+def pair_problems(rows: Mapping[str, Json], groups: Sequence[Sequence[Json]], protocol: Json) -> Iterator[str]:
     """Whether the plan's pairs are those of the rewards."""
     planned: dict[int, set[str]] = {}
     for name, row in rows.items():
         planned.setdefault(row["pair"], set()).add(name)
-    derived = [set(pair) for group in groups for pair in pairs_of(group, margin)]
+    derived = [set(pair) for group in groups for pair in pairs_of(group, protocol)]
     for both in planned.values():
         if both not in derived:
             yield from (f"{name}: pair: not one that the rewards on record make" for name in sorted(both))
@@ -468,9 +508,9 @@ def plan_problems(line: Json, found: Mapping[str, Json], protocol: Json) -> Iter
     weights = token_weights(mask, options.get("average", "pair"), copies) if rows else {}
     credits = all_credits(groups, mask, protocol)
     if protocol["credit"]["algorithm"] == "dpo":
-        yield from (f"{where}, {what}" for what in pair_problems(rows, groups, options["margin"]))
+        yield from (f"{where}, {what}" for what in pair_problems(rows, groups, protocol))
     for name, row in rows.items():
-        yield from (f"{where}, {name}: {what}" for what in row_problems(row, found[name], mask[name]))
+        yield from (f"{where}, {name}: {what}" for what in row_problems(row, found[name], mask[name], protocol))
         planned = [(run[3], run[4]) for run in row["runs"] for _ in range(run[1], run[2])]
         derived = list(zip(credits[name], weights[name], strict=True))
         if len(planned) != len(derived):

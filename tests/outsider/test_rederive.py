@@ -51,6 +51,16 @@ RUNS: dict[str, tuple[str, list[str]]] = {
             "credit.components.clue=0.25",
         ],
     ),
+    "costs": (
+        "key_door.toml",
+        [
+            "update.steps=2",
+            "update.prompts_per_step=4",
+            "policy.hidden=16",
+            "credit.costs={ turns = { where = 'reward', weight = 0.05 }, "
+            "seconds = { where = 'reward', weight = 0.5 }, calls = { where = 'constraint', limit = 3 } }",
+        ],
+    ),
     "potentials": (
         "key_door.toml",
         [
@@ -231,6 +241,13 @@ def test_the_runs_that_reuse_data_do(run_of: Callable[[str], Path]) -> None:
     assert sum(len(line["replaced"]) for line in replayed) > 0
 
 
+def test_the_run_that_charges_for_costs_does(run_of: Callable[[str], Path]) -> None:
+    plan = [json.loads(line) for line in (run_of("costs") / "plan.jsonl").read_text().splitlines()]
+    rows = [row for line in plan for row in line["rows"]]
+    assert {name for row in rows for name in row["costs"]} == {"turns", "seconds", "calls"}
+    assert any(row["exceeded"] == ["calls"] for row in rows if "exceeded" in row)
+
+
 @pytest.mark.parametrize("name", ["capped weights", "a band of ratios", "gradients above the bound", "a tree of turns"])
 def test_the_runs_that_bound_a_ratio_do(run_of: Callable[[str], Path], name: str) -> None:
     metrics = [json.loads(line) for line in (run_of(name) / "metrics.jsonl").read_text().splitlines()]
@@ -270,6 +287,15 @@ class Forger:
         """A trajectory of a step."""
         line = next(line for line in self.plan if line["step"] == step)
         return str(line["rows"][1]["trajectory"])
+
+    def branched(self) -> str:
+        """A trained trajectory that left another one after two turns at least."""
+        trained = {row["trajectory"] for line in self.plan for row in line["rows"]}
+        for part in sorted((self.run / "records").glob("part-*.parquet")):
+            for row in pq.ParquetFile(part).read().to_pylist():
+                if row["trajectory_id"] in trained and row["branch"] is not None and row["branch"]["turn"] >= 2:
+                    return str(row["trajectory_id"])
+        raise AssertionError("no branch")
 
     def record(self, name: str, change: Callable[[Json], None]) -> None:
         """Change one record."""
@@ -421,6 +447,61 @@ class TestForgeries:
             run[3] += 0.001
 
         assert told(forger.close(), name) == {"advantage"}
+
+    def test_a_branch_point(self, run_of: Callable[[str], Path], tmp_path: Path) -> None:
+        """What is shared with whom decides the credit of a turn."""
+        forger = Forger(run_of("branches"), tmp_path)
+        name = forger.branched()
+
+        def move(row: Json) -> None:
+            row["branch"]["turn"] -= 1
+
+        forger.record(name, move)
+
+        assert told(forger.close(), name) == {"advantage"}
+
+    def test_a_reference(self, run_of: Callable[[str], Path], tmp_path: Path) -> None:
+        forger = Forger(run_of("trees and a reference"), tmp_path)
+        name = forger.trained()
+        forger.row(name)["reference"][0] -= 0.01
+
+        assert told(forger.close(), name) == {"reference"}
+
+    def test_sides_of_a_pair_that_were_swapped(self, run_of: Callable[[str], Path], tmp_path: Path) -> None:
+        forger = Forger(run_of("pairs of stored attempts"), tmp_path)
+        line = next(line for line in forger.plan if line["rows"])
+        both = [row for row in line["rows"] if row["pair"] == 0]
+        for row in both:
+            for run in row["runs"]:
+                run[3] = -run[3]
+
+        run = forger.close()
+        assert [told(run, row["trajectory"]) for row in both] == [{"advantage"}] * 2
+
+    def test_pairs_that_were_exchanged(self, run_of: Callable[[str], Path], tmp_path: Path) -> None:
+        forger = Forger(run_of("pairs of stored attempts"), tmp_path)
+        line = next(line for line in forger.plan if len({row["pair"] for row in line["rows"]}) > 1)
+        worse = [row for row in line["rows"] if row["runs"][0][3] < 0 and row["pair"] in (0, 1)]
+        worse[0]["pair"], worse[1]["pair"] = worse[1]["pair"], worse[0]["pair"]
+
+        assert "pair" in told(forger.close(), worse[0]["trajectory"])
+
+    def test_a_weight_of_a_stored_attempt(self, run_of: Callable[[str], Path], tmp_path: Path) -> None:
+        forger = Forger(run_of("stored attempts by their return"), tmp_path)
+        name = forger.trained()
+        for run in forger.row(name)["runs"]:
+            run[3] += 0.01
+
+        assert told(forger.close(), name) == {"advantage"}
+
+    def test_a_stored_record(self, run_of: Callable[[str], Path], tmp_path: Path) -> None:
+        """The protocol names the records by the digest of their manifest."""
+        run = Path(shutil.copytree(run_of("stored attempts by their return"), tmp_path / "forged"))
+        manifest = run / "stored" / "0" / "records" / "manifest.jsonl"
+        manifest.write_bytes(b"".join(manifest.read_bytes().splitlines(keepends=True)[:-1]))
+
+        with pytest.raises(AssertionError, match=r"not the records that protocol\.toml names"):
+            derive(run)
 
     def test_a_version(self, run_of: Callable[[str], Path], tmp_path: Path) -> None:
         """A step that was trained on other weights of tokens than the plan says."""

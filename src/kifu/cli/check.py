@@ -61,6 +61,8 @@ def _print(found: Preflight) -> None:
         _line("", f"{card.name}. {card.source}")
         discount = "" if stage.gamma is None else f"; discount of returns {stage.gamma:g}"
         _line("", f"learns from {', '.join(card.feedback)}; updates {card.updates}{discount}")
+        for cost in stage.costs:
+            _line("", f"cost in {cost}")
     table = grid("mean reward without a model", "agent", "tasks", "mean", "low", "high")
     for score in found.scores:
         table.add_row(*cells(score.agent, score.tasks, percent(score.mean), percent(score.low), percent(score.high)))

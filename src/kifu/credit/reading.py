@@ -15,6 +15,7 @@ from kifu.credit.episode import Bootstrap, BranchPoint, CutTreatment, Episode, E
 from kifu.credit.shaping import shaping_rewards
 from kifu.errors import RecordError
 from kifu.records import Finish, Origin, Purpose, Trajectory, Turn
+from kifu.records.charges import Charge, constrained_reward, cost_by_turn, limits_exceeded
 
 
 class Exclusion(StrEnum):
@@ -38,6 +39,8 @@ class RewardRules:
     """Whether F = gamma^tau Phi(s') - Phi(s) is added, with the recorded potentials."""
     cut: CutTreatment = field(default_factory=Exclude)
     """What an episode cut by the collector is worth."""
+    charges: tuple[Charge, ...] = ()
+    """Costs that are taken from the rewards, and limits of costs that a success must keep."""
 
 
 def read_episode(trajectory: Trajectory, rules: RewardRules) -> Episode | Exclusion:
@@ -66,7 +69,11 @@ def read_episode(trajectory: Trajectory, rules: RewardRules) -> Episode | Exclus
     turns = trajectory.turns
     paid = [sum(weight * turn.rewards.get(name, 0.0) for name, weight in rules.components.items()) for turn in turns]
     rewards_K = np.array(paid, dtype=np.float64)
-    rewards_K[-1] += trajectory.reward or 0.0
+    reward = constrained_reward(trajectory, rules.charges)
+    rewards_K[-1] += reward or 0.0
+    for charge in rules.charges:
+        if charge.weight is not None:
+            rewards_K -= charge.weight * np.array(cost_by_turn(trajectory, charge.cost), dtype=np.float64)
     durations_K = np.array([turn.duration for turn in turns], dtype=np.float64)
     if rules.shaping:
         rewards_K = rewards_K + _shaping(trajectory, durations_K, rules.gamma)
@@ -79,13 +86,19 @@ def read_episode(trajectory: Trajectory, rules: RewardRules) -> Episode | Exclus
         final_value=trajectory.final_value if bootstraps else None,
         durations_K=durations_K,
         id=trajectory.id,
-        outcome=trajectory.reward,
-        success=None if trajectory.verdict is None else trajectory.verdict.success,
+        outcome=reward,
+        success=_succeeds(trajectory, rules),
         turns=_facts(trajectory),
         tree=trajectory.id if trajectory.branch is None else trajectory.branch.tree,
         branch=_branch(trajectory),
         final_gold_logprob=turns[-1].estimate("gold_logprob_after"),
     )
+
+
+def _succeeds(trajectory: Trajectory, rules: RewardRules) -> bool | None:
+    if trajectory.verdict is None or trajectory.verdict.success is None:
+        return None
+    return trajectory.verdict.success and not limits_exceeded(trajectory, rules.charges)
 
 
 def trained_origin(trajectory: Trajectory) -> Origin:

@@ -5,6 +5,7 @@ from kifu.records.audit import AskAgain, AuditReport, Heads, Recomputed, Replaye
 from kifu.records.blobs import BlobStore, pack_bitmap, unpack_bitmap
 from kifu.records.builder import TapeBuilder, Written
 from kifu.records.chain import GENESIS, Chain, ChainedLog, canonical, read_chain
+from kifu.records.charges import Charge, Cost, constrained_reward, cost_by_turn, limits_exceeded
 from kifu.records.checks import Placed, placed_spans, pre_update_check, rebuild_check, turn_logprobs
 from kifu.records.crash import CRASH_POINTS, crash_point
 from kifu.records.files import file_digest, fsync_folder, replacing, write_atomically
@@ -64,6 +65,8 @@ __all__ = [
     "Bucket",
     "Chain",
     "ChainedLog",
+    "Charge",
+    "Cost",
     "Costs",
     "Count",
     "Durable",
@@ -123,14 +126,17 @@ __all__ = [
     "audit_run",
     "canonical",
     "check_plan",
+    "constrained_reward",
     "content_digest",
     "content_of",
+    "cost_by_turn",
     "crash_point",
     "file_digest",
     "forget",
     "from_row",
     "from_table",
     "fsync_folder",
+    "limits_exceeded",
     "pack_bitmap",
     "placed_spans",
     "pre_update_check",

@@ -13,6 +13,7 @@ from typing import Any
 
 from kifu.errors import FormatError, RecordError
 from kifu.records.chain import GENESIS, ChainedLog, read_chain
+from kifu.records.charges import Charge, Cost
 from kifu.records.ledger import Bucket, Ledger
 from kifu.records.schema import FORMAT_VERSION, check_format
 
@@ -90,12 +91,17 @@ class PlanRow:
     digest: str
     """Content digest of the record."""
     reward: float | None
-    """Task reward the credit was computed from; None is absent, e.g. for demonstrations."""
+    """Task reward the credit was computed from; None is absent, e.g. for demonstrations. That of the record, but at
+    most 0 where a limit was exceeded."""
     runs: tuple[Run, ...]
     model_score: float | None = None
     """What a learned reward model said of it, where the credit was computed from that."""
     paid: tuple[float, ...] = ()
     """What learned signals paid every turn, added to its rewards; empty without any."""
+    costs: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    """Cost charged to what every turn cost, see `PlanLine.charges`; empty without any."""
+    exceeded: tuple[str, ...] = ()
+    """Costs whose limits the episode went over."""
     values: tuple[ValueTarget, ...] = ()
     reference: tuple[float, ...] = ()
     """Logprobs of the trained tokens under a frozen reference, in the order of the runs; empty without one."""
@@ -107,6 +113,9 @@ class PlanRow:
     observed: tuple[Observed, ...] = ()
     times_used: int = 1
     """How often the trajectory has been used when this step is over."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "costs", MappingProxyType(dict(self.costs)))
 
     @property
     def tokens(self) -> int:
@@ -136,6 +145,8 @@ class PlanLine:
     """Id of a rollout of this step to the id of the record of an earlier step that was credited in its place."""
     allocated: tuple[Allocation, ...] = ()
     """Where the step's budget of rollouts went, for methods that allocate one; on its first line."""
+    charges: tuple[Charge, ...] = ()
+    """Costs that enter the credit, as rewards or as constraints."""
     ledger: Ledger | None = None
     """Of the step; on its last line."""
 
@@ -171,6 +182,7 @@ class PlanLine:
             "buckets": {name: bucket.value for name, bucket in self.buckets.items()},
             "replaced": dict(self.replaced),
             **({"allocated": [asdict(item) for item in self.allocated]} if self.allocated else {}),
+            **({"charges": [item.to_json() for item in self.charges]} if self.charges else {}),
             "ledger": None if self.ledger is None else self.ledger.to_json(),
         }
 
@@ -190,6 +202,7 @@ class PlanLine:
                 buckets={name: Bucket(bucket) for name, bucket in value["buckets"].items()},
                 replaced=value.get("replaced", {}),
                 allocated=tuple(Allocation(**item) for item in value.get("allocated", ())),
+                charges=tuple(Charge(**{**item, "cost": Cost(item["cost"])}) for item in value.get("charges", ())),
                 ledger=None if value["ledger"] is None else Ledger.from_json(value["ledger"]),
             )
         except RecordError:
@@ -257,6 +270,8 @@ def _row_json(row: PlanRow) -> dict[str, Any]:
         "pair": row.pair,
         "model_score": row.model_score,
         "paid": [float(value) for value in row.paid],
+        **({"costs": {name: [*found] for name, found in row.costs.items()}} if row.costs else {}),
+        **({"exceeded": [*row.exceeded]} if row.exceeded else {}),
         "observed": [[run.tape, run.start, run.stop, float(run.weight)] for run in row.observed],
         "times_used": row.times_used,
     }
@@ -280,6 +295,8 @@ def _row(value: Mapping[str, Any]) -> PlanRow:
         pair=value.get("pair"),
         model_score=value.get("model_score"),
         paid=tuple(value.get("paid", ())),
+        costs={name: tuple(found) for name, found in value.get("costs", {}).items()},
+        exceeded=tuple(value.get("exceeded", ())),
         observed=tuple(
             Observed(tape=tape, start=start, stop=stop, weight=weight)
             for tape, start, stop, weight in value.get("observed", ())

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 
 from kifu.errors import LedgerError
+from kifu.records.charges import Charge, constrained_reward, cost_by_turn, limits_exceeded
 from kifu.records.checks import placed_spans, pre_update_check
 from kifu.records.ledger import Bucket, Count, Ledger
 from kifu.records.plan import PLAN, PlanLine, PlanRow
@@ -58,22 +59,23 @@ def check_plan(
 def _row_problems(line: PlanLine, records: Mapping[str, Trajectory], uses: Counter[str]) -> Iterator[Problem]:
     for row in line.rows:
         uses[row.trajectory] += 1
-        whats = list(_differences(row, records.get(row.trajectory)))
+        whats = list(_differences(row, records.get(row.trajectory), line.charges))
         if row.times_used < uses[row.trajectory]:
             whats.append(f"use number {uses[row.trajectory]} is counted as {row.times_used}")
         for what in whats:
             yield Problem(what=f"plan of step {line.step}: {what}", part=PLAN, trajectory=row.trajectory)
 
 
-def _differences(row: PlanRow, trajectory: Trajectory | None) -> Iterator[str]:
+def _differences(row: PlanRow, trajectory: Trajectory | None, charges: Sequence[Charge]) -> Iterator[str]:
     if trajectory is None:
         yield "the record is missing"
         return
     digest = content_digest(trajectory)
     if digest != row.digest:
         yield f"trained on content {row.digest[:12]}, the record has {digest[:12]}"
-    if row.reward != trajectory.reward:
-        yield f"trained on reward {row.reward}, the record has {trajectory.reward}"
+    if row.reward != (reward := constrained_reward(trajectory, charges)):
+        yield f"trained on reward {row.reward}, the record has {reward}"
+    yield from _cost_differences(row, trajectory, charges)
     yield from (f"should not have been trained on: {why}" for why in pre_update_check(trajectory))
     for run in row.runs:
         trainable = _trainable(trajectory, run.tape, _TRAINABLE)
@@ -81,6 +83,16 @@ def _differences(row: PlanRow, trajectory: Trajectory | None) -> Iterator[str]:
         if outside:
             yield f"position {outside[0]} of tape {run.tape} was trained, but nobody sampled or demonstrated it"
     yield from _observed_differences(row, trajectory)
+
+
+def _cost_differences(row: PlanRow, trajectory: Trajectory, charges: Sequence[Charge]) -> Iterator[str]:
+    costs: dict[str, tuple[float, ...]] = {charge.cost: cost_by_turn(trajectory, charge.cost) for charge in charges}
+    for name in (*costs, *(name for name in row.costs if name not in costs)):
+        if row.costs.get(name) != costs.get(name):
+            yield f"charged for {name} {row.costs.get(name)}, the record has {costs.get(name)}"
+    over = limits_exceeded(trajectory, charges)
+    if row.exceeded != over:
+        yield f"counted as over the limits of {[*row.exceeded]}, the record is over those of {[*map(str, over)]}"
 
 
 def _observed_differences(row: PlanRow, trajectory: Trajectory) -> Iterator[str]:

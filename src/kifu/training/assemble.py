@@ -15,6 +15,7 @@ from kifu.batching import Doubles, Row
 from kifu.credit.episode import Episode
 from kifu.credit.reading import Exclusion, RewardRules, read_episode, trained_origin
 from kifu.records import Group, Ints, Origin, Purpose, Span, Support, Trajectory, as_floats, as_ints
+from kifu.records.charges import Charge
 from kifu.records.checks import placed_spans, pre_update_check
 from kifu.records.ledger import Bucket
 from kifu.training.borrowed import Borrowed, Scored
@@ -52,6 +53,8 @@ class Assembled:
     """``[K]`` what learned signals paid every turn of the attempts, by id."""
     rescored: frozenset[str] = frozenset()
     """Trajectories whose ratio is taken over logprobs of the weights that begin the step."""
+    charges: tuple[Charge, ...] = ()
+    """Costs that entered the rewards."""
 
 
 def assemble(
@@ -125,6 +128,7 @@ def assemble(
         model_scores=scored.model,
         paid=scored.paid,
         rescored=frozenset(scored.present) & {row.trajectory for row in rows},
+        charges=rules.charges,
     )
 
 

@@ -2,8 +2,9 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag, field_validator
+from pydantic import Discriminator, Field, SerializerFunctionWrapHandler, Tag, field_validator, model_serializer
 
+from kifu.records import Charge, Cost
 from kifu.training.layer import Layer
 
 
@@ -107,6 +108,32 @@ class HindsightSignal(Layer):
 Signal = Annotated[ProcessSignal | HindsightSignal, Field(discriminator="type")]
 
 
+class ReportedCost(Layer):
+    """It is recorded and reported, and nothing is trained on it."""
+
+    where: Literal["report"]
+
+
+class RewardCost(Layer):
+    """It is a reward: every turn pays for what it cost."""
+
+    where: Literal["reward"]
+    weight: float = Field(gt=0)
+    """Taken from the turn's reward for every unit."""
+
+
+class ConstraintCost(Layer):
+    """It is a constraint: an episode that cost more than the limit counts as failed."""
+
+    where: Literal["constraint"]
+    limit: float = Field(ge=0)
+    """Of the whole episode."""
+
+
+CostUse = Annotated[ReportedCost | RewardCost | ConstraintCost, Field(discriminator="where")]
+CostName = Literal["tokens", "turns", "calls", "seconds"]
+
+
 class CreditLayer(Layer):
     """Layer 4: reward and credit."""
 
@@ -122,3 +149,24 @@ class CreditLayer(Layer):
     """For methods that learn from a learned reward."""
     signals: dict[str, Signal] = Field(default={})
     """Learned feedback on turns that is paid beside the environment's rewards."""
+    costs: dict[CostName, CostUse] = Field(default={})
+    """Where what an attempt costs enters; one that is not named is reported alone."""
+
+    @property
+    def charges(self) -> tuple[Charge, ...]:
+        """The costs that enter the credit."""
+        found = []
+        for name, use in self.costs.items():
+            if isinstance(use, RewardCost):
+                found.append(Charge(cost=Cost(name), weight=use.weight))
+            elif isinstance(use, ConstraintCost):
+                found.append(Charge(cost=Cost(name), limit=use.limit))
+        return tuple(found)
+
+    @model_serializer(mode="wrap")
+    def _without_empty_costs(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Protocols of experiments that name no cost are what they were."""
+        found: dict[str, Any] = serialize(self)
+        if not self.costs:
+            found.pop("costs", None)
+        return found

@@ -120,7 +120,7 @@ def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> Table:
 
 
 def _is_another_choice(old: Table, new: Table) -> bool:
-    return any(tag in new and new[tag] != old.get(tag) for tag in ("type", "engine"))
+    return any(tag in new and new[tag] != old.get(tag) for tag in ("type", "engine", "where"))
 
 
 def _override(text: str) -> Table:
@@ -178,7 +178,7 @@ def _explain(problem: ValidationError, model: type[BaseModel], where: str) -> st
 
 _TAGS = frozenset(
     {"hf", "recurrent", "full", "lora", "none", "potential", "adamw", "demonstrations", "fresh", "stored", "train"}
-    | {"tool_calling", "outside"}
+    | {"tool_calling", "outside", "report", "reward", "constraint"}
     | {"ranking", "labelling", "collection", "stage", "process_model", "hindsight", "model_of_runs", "model_of_stage"}
 )
 _NAMES = frozenset({"stages", "signals", "splits", "components"})

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from kifu.batching import PackedBatch, Row
 from kifu.records import Floats, RolloutKey, Trajectory
+from kifu.records.charges import constrained_reward, cost_by_turn, limits_exceeded
 from kifu.records.ledger import Bucket, Ledger
 from kifu.records.plan import Allocation, Observed, PlanLine, PlanRow, Run, ValueTarget, runs_of
 from kifu.training.assemble import Assembled
@@ -53,7 +54,9 @@ def plan_line(
             PlanRow(
                 trajectory=name,
                 digest=digests[name],
-                reward=trajectories[name].reward,
+                reward=constrained_reward(trajectories[name], assembled.charges),
+                costs={item.cost.value: cost_by_turn(trajectories[name], item.cost) for item in assembled.charges},
+                exceeded=tuple(item.value for item in limits_exceeded(trajectories[name], assembled.charges)),
                 runs=tuple(run for row in rows for run in runs_of_row(row)),
                 values=tuple(value for row in rows for value in _values(row)),
                 reference=tuple(value for row in rows for value in _listed(row.reference_logprobs)),
@@ -77,6 +80,7 @@ def plan_line(
         buckets=buckets,
         replaced=assembled.borrowed.replaced,
         allocated=tuple(allocated),
+        charges=assembled.charges,
         ledger=ledger,
     )
 

@@ -10,6 +10,7 @@ from kifu.algorithms import Card
 from kifu.envs.card import AgentScore, environment_card
 from kifu.errors import BoundaryError, NoSignalError, UsageError
 from kifu.monitor import peak_rss_bytes, read_metrics
+from kifu.training.costs import told_costs
 from kifu.training.discount import reads_returns
 from kifu.training.experiment import Loaded
 from kifu.training.layers import (
@@ -50,6 +51,8 @@ class StageFound:
     gamma: float | None
     """Discount of the returns it credits; None: it reads none."""
     card: Card
+    costs: tuple[str, ...] = ()
+    """Where each cost enters that the experiment names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +92,7 @@ class Preflight:
         found["scores"] = [{**asdict(score), "components": dict(score.components)} for score in self.scores]
         found["stages"] = [
             {"name": item.name, "method": item.method, "steps": item.steps, "from": item.start, "data": item.data}
-            | {"gamma": item.gamma, "card": asdict(item.card)}
+            | {"gamma": item.gamma, "card": asdict(item.card), "costs": list(item.costs)}
             for item in self.stages
         ]
         return {**found, "missing": list(self.missing), "warnings": list(self.warnings), "ok": self.ok}
@@ -148,6 +151,7 @@ def preflight(loaded: Loaded, *, measure: bool = True, out: Path | None = None) 
                 data=stage.stored.stage if isinstance(stage.stored, StageRecords) else None,
                 gamma=stage.rules.gamma if stage.fits is None and reads_returns(stage.algorithm.plan) else None,
                 card=stage.algorithm.card,
+                costs=told_costs(stage.credit),
             )
             for stage in prepared.stages
         ),

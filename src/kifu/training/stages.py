@@ -9,6 +9,7 @@ from kifu.credit import Bootstrap, CutTreatment, Exclude, RefreshedPairs, Stored
 from kifu.credit.reading import RewardRules
 from kifu.errors import ExperimentError, nearest
 from kifu.policy import AdamW
+from kifu.training.costs import check_costs
 from kifu.training.credit_layers import CreditLayer, ProcessSignal, StageModel
 from kifu.training.discount import UNDISCOUNTED
 from kifu.training.feedback import Collecting, Labelling, Ranking
@@ -149,7 +150,7 @@ def _imitation(
         update=_update(layer.steps, layer.traces_per_step, 1, optimizer=layer.optimizer)
         if is_listed
         else experiment.update,
-        rules=_rules(credit if is_listed else experiment.credit, experiment),
+        rules=replace(_rules(credit if is_listed else experiment.credit, experiment), charges=()),
         demonstrations=layer,
         start=start,
         evaluates=is_listed,
@@ -205,6 +206,7 @@ def _rules(credit: CreditLayer, experiment: Experiment) -> RewardRules:
         components=credit.components,
         shaping=credit.shaping.type == "potential",
         cut=cuts[experiment.environment.on_truncation],
+        charges=credit.charges,
     )
 
 
@@ -270,6 +272,8 @@ def check_stage(stage: Stage, experiment: Experiment) -> None:
     """
     if stage.fits is None:
         _check_data(stage)
+        if stage.demonstrations is None:
+            check_costs(stage.credit, stage.algorithm)
         _check_models(stage, experiment)
     _check_policy(stage, experiment)
 
