@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import platformdirs
 
@@ -114,8 +115,8 @@ def _run(harbor: Path, folder: Path, agent: str, *, jobs: Path) -> tuple[int, in
     if not result.is_file():
         raise SystemExit(f"harbor run failed with {done.returncode}:\n{done.stdout[-1500:]}\n{done.stderr[-1500:]}")
     found = json.loads(result.read_text())["stats"]
-    (evaluation,) = found["evals"].values() if found["evals"] else ({"metrics": [], "n_trials": 0},)
-    values = [float(value) for metric in evaluation["metrics"] for value in metric.values()]
+    evaluations: list[dict[str, Any]] = list(found["evals"].values())
+    values = [float(value) for part in evaluations for metric in part["metrics"] for value in metric.values()]
     return found["n_completed_trials"], found["n_errored_trials"], sum(values) / len(values) if values else None
 
 

@@ -1,6 +1,6 @@
 """Gold patches of three SWE-bench instances through `code_repair`, beside the official grader on the same logs.
 
-python benchmarks/nightly_swebench.py [--skip-lint]
+python benchmarks/nightly_swebench.py [--lint]
 
 An instance's tree is the nearest source distribution, not its base commit: this tests the harness and is no SWE-bench
 score. Needs the instances (KIFU_TASK_DATA), Pythons 3.6 and 3.9 as pyenv lays them out (PYENV_ROOT), and pip.
@@ -115,7 +115,7 @@ class Found:
 def main() -> None:
     """Run all of it; exit 1 where anything is not as it must be."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--skip-lint", action="store_true", help="leave the cheats out, which take minutes")
+    parser.add_argument("--lint", action="store_true", help="also try the known cheats, which takes minutes")
     given = parser.parse_args()
     rows = _rows()
     _CACHE.mkdir(parents=True, exist_ok=True)
@@ -126,7 +126,7 @@ def main() -> None:
     answers = _asked(found, rows)
     problems = _compare(found, answers, rows)
     problems += _real_logs()
-    if not given.skip_lint:
+    if given.lint:
         problems += _lint(environment, source)
     source.close()
     print("\n".join(problems) or "\nall as it must be: gold resolves, empty does not, the official grader agrees")
@@ -140,7 +140,7 @@ def _both(environment: type[CodeRepair], source: Instances, name: str, *, gold: 
     for patch in ("empty", "gold"):
         world = environment()
         world.reset(task, 0)
-        calls = environment.demonstrate(task) if patch == "gold" else (ToolCall(name="submit"),)
+        calls = environment.demonstrate(task)[1:] if patch == "gold" else (ToolCall(name="submit"),)
         for call in calls:
             assert isinstance(call, ToolCall)
             world.step(call)
@@ -217,7 +217,7 @@ def _real_logs() -> list[str]:
         official = {name: _OUTCOMES[status] for name, status in answer["status"].items() if status in _OUTCOMES}
         same = sum(own.get(name) == outcome for name, outcome in official.items())
         print(f"{log.parent.name[:20]}/{log.name:24} {len(official):6} {same:6}")
-        if same != len(official) or set(own) - set(answer["status"]):
+        if same != len(official):
             problems.append(f"problem: {log.name}: {same} of {len(official)} outcomes are the same")
     return problems
 

@@ -23,6 +23,7 @@ FILES = {
     "calc/__init__.py": "",
     "calc/core.py": "def double(x):\n    return x + x + 1\n\n\ndef half(x):\n    return x / 2\n",
     "calc/extra.py": "NAME = 'calc'\n",
+    "calc/conftest.py": "collect_ignore = []\n",
     "tests/__init__.py": "",
     "tests/test_core.py": (
         "import unittest\n\nfrom calc.core import half\n\n\nclass Old(unittest.TestCase):\n"
@@ -85,7 +86,7 @@ instances = "rows.json"
 source = "calc-1.0.tar.gz"
 python = "/usr"
 runner = "unittest"
-sources = ["calc/**"]
+sources = ["calc/**", "tests/**"]
 """
 
 
@@ -180,7 +181,7 @@ def test_attack_by_tests_in_the_solution_is_refused_whole(environment: type[Code
         ('source = "calc-1.0.tar.gz"\n', "", "no `source`"),
         ('python = "/usr"', 'python = "/nowhere"', "python is /nowhere, expected the folder of an installation"),
         ('runner = "unittest"', 'runner = "nose"', "no runner `nose`"),
-        ('sources = ["calc/**"]', 'sources = "calc"', "expected a list of texts"),
+        ('sources = ["calc/**", "tests/**"]', 'sources = "calc"', "expected a list of texts"),
         ("owner__calc-1]", "owner__calc-2]", "a place for `owner__calc-2`, which is not there"),
         ('runner = "unittest"', 'runer = "unittest"', "found `runer`; did you mean `runner`"),
         ('runner = "unittest"', 'libraries = "nowhere"', "expected a folder as `pip install --target`"),
@@ -198,7 +199,7 @@ def test_a_source_that_is_another_file_or_none_is_refused(sheet: Path) -> None:
     for old, new, words in (
         ('python = "/usr"', f'sha256 = "{"0" * 64}"\npython = "/usr"', "expected 0000"),
         ("calc-1.0.tar.gz", "calc-2.0.tar.gz", "No such file"),
-        ('sources = ["calc/**"]', 'sources = ["other/**"]', "which `sources` does not allow"),
+        ('sources = ["calc/**", "tests/**"]', 'sources = ["other/**"]', "which `sources` does not allow"),
     ):
         path = sheet.with_name("wrong.toml")
         path.write_text(SHEET.replace(old, new))

@@ -198,6 +198,8 @@ def _case(instance: RepositoryTask, place: Place) -> RepairCase:
         pass_to_pass=instance.pass_to_pass,
         judge=ProgramJudge(suite),
         mended={path: text for path, text in mended.items() if text is not None},
+        judges_base=True,
+        left_out=tuple(deciding.files),
         names_tests=False,
     )
 

@@ -46,6 +46,11 @@ class RepairCase:
     judge: RepairJudge
     mended: Mapping[str, str] = field(default_factory=dict)
     """Path to text of the files that a right solution changes."""
+    judges_base: bool = False
+    """Whether the judge lays a solution over the policy's own files at the start: then what did not change is not
+    exported. Otherwise it lays it over the sound tree."""
+    left_out: tuple[str, ...] = ()
+    """Paths that are never part of a solution, because the judge has its own: the tests that decide."""
     names_tests: bool = True
     """Whether the policy is told which tests fail."""
 

@@ -276,7 +276,12 @@ def _present(world: CodeRepair) -> RepairCase:
 
 def _solution(world: CodeRepair) -> Tree:
     """The modules the judge allows, as they stand in the box; what else was made or changed does not leave it."""
-    return world.box.export(Wanted(patterns=_present(world).allowed, max_files=5_000, max_bytes=64 << 20)).tree
+    case = _present(world)
+    found = world.box.export(Wanted(patterns=case.allowed, max_files=20_000, max_bytes=128 << 20)).tree
+    before = case.base.files if case.judges_base else {}
+    return Tree(
+        tuple(item for item in found.entries if item.path not in case.left_out and before.get(item.path) != item.data)
+    )
 
 
 def _judged(world: CodeRepair) -> Verdict:
