@@ -277,6 +277,7 @@ def test_an_agent_that_breaks_stops_the_run_with_its_own_words(tmp_path: Path) -
     [
         ('policy.decoding.grammar="tools"', "asks for a form by itself"),
         ("policy.prompt.examples=1", "writes its own prompt"),
+        ("policy.prompt.trust='marks/1'", "writes its own prompt"),
         ('policy.agent.run="agent.py:nothing"', "defines no function `nothing`"),
         ('policy.agent.run="nowhere.py:solve"', "no file"),
         ('policy.agent.run="agent"', "expected `path/to/file.py:function`"),

@@ -121,9 +121,9 @@ def _check_suited(experiment: Experiment, stages: Sequence[Stage], *, environmen
             "policy.decoding.grammar constrains kifu's own turns; an outside agent asks for a form by itself "
             "(tool_choice, response_format). Leave the grammar out"
         )
-    if policy.prompt.examples or policy.prompt.instructions is not None:
+    if policy.prompt.examples or policy.prompt.instructions is not None or policy.prompt.trust != "none":
         raise ExperimentError(
-            "policy.prompt: an outside agent writes its own prompt; leave examples and instructions out"
+            "policy.prompt: an outside agent writes its own prompt; leave examples, instructions and trust out"
         )
     if environment.capabilities.continuing:
         raise ExperimentError(
