@@ -42,7 +42,7 @@ def test_a_broken_environment_fails_its_check(kifu: Kifu, tmp_path: Path) -> Non
 
 
 def test_methods_are_listed_described_and_compared(kifu: Kifu) -> None:
-    assert set(json.loads(kifu("algorithms", "--json").stdout)) == set(ALGORITHMS)
+    assert set(json.loads(kifu("algorithms", "--json").stdout)) == {*ALGORITHMS, "best_of_n"}
     card = json.loads(kifu("algorithms", "grpo", "--json").stdout)
     assert card["source"].startswith("Shao et al., 2024")
     assert card["options"]["clip_low"] == 0.2
@@ -61,6 +61,27 @@ def test_a_described_method_shows_where_it_stands_on_every_axis(kifu: Kifu) -> N
     assert set(axes) == set(held)
     assert axes["ratio level"].startswith("SequenceRatio")
     assert (axes["reduction"], axes["data source"]) == ("trajectory", "fresh rollouts")
+
+
+def test_what_only_chooses_has_a_card_that_says_so_and_cannot_be_trained(
+    kifu: Kifu, experiment: Callable[[str, str], Path], tmp_path: Path
+) -> None:
+    card = json.loads(kifu("algorithms", "best_of_n", "--json").stdout)
+    assert (card["updates"], card["data"]) == ("nothing", "candidates at generation only")
+    assert (card["options"], card["axes"]) == ({}, {})
+    apart = json.loads(kifu("algorithms", "--compare", "best_of_n", "rft", "--json").stdout)
+    assert apart["differences"]["updates"] == ["nothing", "policy"]
+    assert "candidates at generation only" in " ".join(
+        kifu("algorithms", "--compare", "best_of_n", "rft").stdout.split()
+    )
+
+    path = experiment('algorithm = "actor_critic"\noptions = { entropy_coefficient = 0.02 }', 'algorithm = "best_of_n"')
+    for command in (("check", path), ("train", path, "--out", tmp_path / "run")):
+        found = kifu(*command)
+        assert found.exit_code == 2
+        assert "`best_of_n` changes no weights" in " ".join(found.stderr.split())
+        assert "kifu eval RUN --best-of N" in " ".join(found.stderr.split())
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_third_method_beside_two_that_are_compared_is_refused(kifu: Kifu) -> None:

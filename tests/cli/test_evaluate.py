@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from typer.testing import Result
 
+from kifu.records.reader import RunReader
+
 Kifu = Callable[..., Result]
 
 
@@ -81,3 +83,35 @@ def test_a_folder_without_a_run_says_what_was_expected(kifu: Kifu, tmp_path: Pat
     assert found.exit_code == 4
     assert "no run here" in found.stderr
     assert "kifu train" in found.stderr
+
+
+def test_best_of_n_hands_out_what_the_judge_likes_and_reports_it_beside_one_attempt(
+    kifu: Kifu, copied: Path, tmp_path: Path
+) -> None:
+    """Recomputed from the evaluation's own records."""
+    (tmp_path / "judge.py").write_text("def short(candidate):\n    return -len(candidate.turns)\n")
+    arguments = ("eval", copied, "--tasks", 4, "--best-of", 3, "--judge", f"{tmp_path}/judge.py:short")
+    found = kifu(*arguments, "--json")
+    assert found.exit_code == 0, found.stderr
+    told = json.loads(found.stdout)
+
+    tasks: dict[str, list[tuple[int, int, bool, str]]] = {}
+    for record in RunReader(copied / "evaluations" / "0001").trajectories():
+        assert record.verdict is not None
+        won = record.verdict.success is True
+        tasks.setdefault(record.task.id, []).append((len(record.turns), record.key.member, won, record.id))
+    best = {task: min(found) for task, found in tasks.items()}
+    assert {len(found) for found in tasks.values()} == {3}
+    assert (told["tries"], told["best_of"]["n"], told["best_of"]["tasks"]) == (3, 3, 4)
+    assert told["best_of"]["choices"] == {task: item[3] for task, item in best.items()}
+    assert told["best_of"]["chosen"]["mean"] == pytest.approx(sum(item[2] for item in best.values()) / 4)
+    every = [won for found in tasks.values() for _, _, won, _ in found]
+    assert told["best_of"]["one"]["mean"] == pytest.approx(sum(every) / 12)
+    assert told["best_of"]["pass@3"]["mean"] == sum(any(item[2] for item in found) for found in tasks.values()) / 4
+    assert "best of 3 by" in kifu(*arguments, "--no-keep").stdout
+
+
+def test_a_number_of_attempts_without_a_judge_is_refused(kifu: Kifu, finished: Path) -> None:
+    found = kifu("eval", finished, "--best-of", 3, "--no-keep")
+    assert found.exit_code == 2
+    assert "--best-of and --judge go together" in found.stderr

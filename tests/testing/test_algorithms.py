@@ -23,6 +23,8 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("grpo", {"average": "sum", "std": "population"}),
     ("ppo", {"value_clip": 0.2, "whiten": False}),
     ("reinforce", {"baseline": "others"}),
+    ("rlvr", {"baseline": "critic", "beta": 0.1}),
+    ("rlvr", {"beta": 0.1, "std": "none", "average": "trajectory"}),
 ]
 """Settings that take another path than the defaults."""
 

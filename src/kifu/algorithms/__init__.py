@@ -15,6 +15,7 @@ from kifu.algorithms.agentic_dpo import AgenticDpo
 from kifu.algorithms.agentic_reinforced_po import AgenticReinforcedPo
 from kifu.algorithms.agentic_replay_po import AgenticReplayPo
 from kifu.algorithms.at2po import At2Po
+from kifu.algorithms.best_of_n import BEST_OF_N
 from kifu.algorithms.bilevel_gae import BilevelGae
 from kifu.algorithms.cispo import Cispo
 from kifu.algorithms.compaction_gae import CompactionGae
@@ -51,6 +52,7 @@ from kifu.algorithms.reinforce_pp import ReinforcePlusPlus
 from kifu.algorithms.rft import Rft
 from kifu.algorithms.rlhf_ppo import RlhfPpo
 from kifu.algorithms.rloo import Rloo
+from kifu.algorithms.rlvr import Rlvr
 from kifu.algorithms.sao import Sao
 from kifu.algorithms.sft import Sft
 from kifu.algorithms.simpletir import SimpleTir
@@ -93,6 +95,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "rft": Rft,
     "rlhf_ppo": RlhfPpo,
     "rloo": Rloo,
+    "rlvr": Rlvr,
     "sao": Sao,
     "sft": Sft,
     "simpletir": SimpleTir,
@@ -105,6 +108,21 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "turn_ppo": TurnPpo,
 }
 
+SELECTION: dict[str, Card] = {"best_of_n": BEST_OF_N}
+"""What changes no weights: a card and nothing to train."""
+
+
+def card_of(name: str) -> Card:
+    """The card of a method, or of what only chooses.
+
+    Raises:
+        ExperimentError: nothing of that name, or several methods.
+    """
+    if name in SELECTION:
+        return SELECTION[name]
+    check_name(name, [*ALGORITHMS, *SELECTION])
+    return ALGORITHMS[name].card
+
 
 def build_algorithm(name: str, options: Mapping[str, Any] | None = None) -> Algorithm:
     """The method called ``name`` with ``options`` in place of its published setting.
@@ -112,6 +130,11 @@ def build_algorithm(name: str, options: Mapping[str, Any] | None = None) -> Algo
     Raises:
         ExperimentError: no method of that name or several, no such option, or a value that does not fit.
     """
+    if name in SELECTION:
+        raise ExperimentError(
+            f"`{name}` changes no weights, so there is nothing to train: it chooses among attempts when they are made. "
+            "Train with another method, then `kifu eval RUN --best-of N --judge JUDGE`"
+        )
     check_name(name, list(ALGORITHMS))
     cls, options = ALGORITHMS[name], dict(options or {})
     known = [item.name for item in fields(cls)]  # type: ignore[arg-type]
@@ -135,6 +158,7 @@ def build_algorithm(name: str, options: Mapping[str, Any] | None = None) -> Algo
 
 __all__ = [
     "ALGORITHMS",
+    "SELECTION",
     "Algorithm",
     "Card",
     "Feedback",
@@ -144,6 +168,7 @@ __all__ = [
     "TurnCredit",
     "axes_of",
     "build_algorithm",
+    "card_of",
     "check_name",
     "differing_axes",
     "options_of",

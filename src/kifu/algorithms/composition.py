@@ -183,6 +183,8 @@ class Plan:
     """Whether logprobs under the weights the method began with are computed for every trained token."""
     needs_reward_model: bool = False
     """Whether every attempt is scored by a model fitted to preferences before the run."""
+    verifiable: bool = False
+    """Whether only what a program checked may pay: no learned score, no model's judgement."""
     turn_rewards: TurnRewards | None = None
     """Reward components it reads by itself."""
     refill: int = 1

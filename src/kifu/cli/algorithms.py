@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kifu.algorithms import ALGORITHMS, axes_of, build_algorithm, check_name, differing_axes, options_of
+from kifu.algorithms import ALGORITHMS, SELECTION, axes_of, build_algorithm, card_of, differing_axes, options_of
 from kifu.cli.console import AsJson, cells, document, grid, guarded, output, plain, say
 from kifu.errors import UsageError
 
@@ -30,7 +30,7 @@ def algorithms(
     elif name is not None:
         _one(name, as_json=as_json)
     else:
-        cards = {known: _card(known) for known in sorted(ALGORITHMS)}
+        cards = {known: _card(known) for known in sorted([*ALGORITHMS, *SELECTION])}
         if as_json:
             document(cards)
             return
@@ -41,15 +41,16 @@ def algorithms(
 
 
 def _card(name: str) -> dict[str, Any]:
-    check_name(name, list(ALGORITHMS))
-    card = asdict(ALGORITHMS[name].card)
+    card = asdict(card_of(name))
     feedback = [str(item) for item in card["feedback"]]
     return {"id": name, **card, "feedback": feedback, "data": str(card["data"]), "notes": list(card["notes"])}
 
 
 def _one(name: str, *, as_json: bool) -> None:
-    card, algorithm = _card(name), build_algorithm(name)
-    options, axes = options_of(algorithm), axes_of(algorithm)
+    card, options, axes = _card(name), dict[str, object](), dict[str, str]()
+    if name not in SELECTION:
+        algorithm = build_algorithm(name)
+        options, axes = options_of(algorithm), axes_of(algorithm)
     if as_json:
         document({**card, "options": options, "axes": axes})
         return
@@ -66,15 +67,16 @@ def _one(name: str, *, as_json: bool) -> None:
 
 def _compare(one: str, other: str, *, as_json: bool) -> None:
     cards = _card(one), _card(other)
-    axes = differing_axes(build_algorithm(one), build_algorithm(other))
+    chooses = one in SELECTION or other in SELECTION  # such a card has no axes: nothing of it is composed
+    axes = {} if chooses else differing_axes(build_algorithm(one), build_algorithm(other))
     differing = {name: [card[name] for card in cards] for name in cards[0] if name != "id"}
     differing = {name: pair for name, pair in differing.items() if pair[0] != pair[1]}
     if as_json:
         document({"methods": [one, other], "axes": axes, "differences": differing})
         return
     table = grid("", "axis", one, other)
-    for name, pair in axes.items():
-        table.add_row(*cells(name, *pair))
+    for name, pair in (differing if chooses else axes).items():
+        table.add_row(*cells(name.replace("_", " "), *map(plain, pair)))
     output().print(table)
-    if not axes:
+    if not axes and not chooses:
         say("the two are the same on every axis")

@@ -9,7 +9,7 @@ from kifu.cli.console import AsJson, cells, document, grid, guarded, output, per
 from kifu.cli.progress import counting
 from kifu.cli.results import success_line, warnings
 from kifu.errors import FailureRateError
-from kifu.evaluation import EffectAudit, EvaluationSummary
+from kifu.evaluation import BestOf, EffectAudit, EvaluationSummary
 from kifu.training.evaluate import Evaluation
 from kifu.training.evaluate import evaluate as evaluate_run
 
@@ -31,12 +31,23 @@ def evaluate(
     audit_safety: Annotated[
         bool, typer.Option(help="Also tell attacks obeyed and irreversible actions, from the log of effects.")
     ] = False,
+    best_of: Annotated[int | None, typer.Option(min=2, metavar="N", help="Attempts a judge chooses among.")] = None,
+    judge: Annotated[
+        str | None, typer.Option(help="Who chooses: a run with a reward model, or file.py:function of an attempt.")
+    ] = None,
     keep: Annotated[bool, typer.Option(help="Write the rollouts to RUN/evaluations/NNNN/.")] = True,
     as_json: AsJson = False,
 ) -> None:
     """Evaluate a kept version of a run. The run's own record is only read."""
     wanted = Evaluation(
-        checkpoint=checkpoint, split=split, tasks=tasks, tries=tries, decoding=decoding, audit_safety=audit_safety
+        checkpoint=checkpoint,
+        split=split,
+        tasks=tasks,
+        tries=tries,
+        decoding=decoding,
+        audit_safety=audit_safety,
+        best_of=best_of,
+        judge=judge,
     )
     with counting("evaluating", unit="rollouts") as told:
         summary = evaluate_run(run, wanted, keep=keep, progress=told)
@@ -62,6 +73,22 @@ def _print(summary: EvaluationSummary) -> None:
         say("some of these tasks or initial states were trained on")
     if summary.effects is not None:
         _print_effects(summary.effects)
+    if summary.best_of is not None:
+        _print_best(summary.best_of)
+
+
+def _print_best(found: BestOf) -> None:
+    if found.chosen is None or found.one is None or found.any is None or found.gain is None:
+        say(f"best of {found.n}: no task has {found.n} attempts that the judge scored and the verdict knows")
+        return
+    rates = (("chosen", found.chosen), ("one attempt", found.one), (f"pass@{found.n}", found.any))
+    told = "  ".join(f"{name} {percent(rate.mean)} [{percent(rate.low)}, {percent(rate.high)}]" for name, rate in rates)
+    gain = found.gain
+    say(f"best of {found.n} by {found.judge}: {told}")
+    say(
+        f"chosen minus one attempt {percent(gain.mean)} [{percent(gain.low)}, {percent(gain.high)}]  "
+        f"({found.tasks} tasks, {found.left_out} left out)"
+    )
 
 
 def _print_effects(found: EffectAudit) -> None:

@@ -167,7 +167,7 @@ class Capabilities:
     deterministic: bool = True
     """Same task, seed and actions give the same observations and digests."""
     verify: str = "state"
-    """``state``, ``program`` or ``text``: what the verdict looks at."""
+    """``state``, ``program`` or ``text``: what the verdict looks at; ``judge``: the verdict is a model's judgement."""
     parallel: str = "thread"
     """``thread`` or ``process``: the isolation instances need from each other."""
     network: bool = False

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from kifu.errors import UsageError
 from kifu.evaluation.intervals import Interval, paired_bootstrap
-from kifu.evaluation.summary import judged_success
+from kifu.evaluation.judged import judged_success
 from kifu.records import Trajectory
 
 _EXACT_LIMIT = 200_000

@@ -11,24 +11,15 @@ from typing import Any
 import numpy as np
 
 from kifu.errors import UsageError
+from kifu.evaluation.best_of import BestOf
 from kifu.evaluation.contamination import Overlap, TrainingHistory
 from kifu.evaluation.efficiency import Efficiency
 from kifu.evaluation.intervals import Interval, clustered_wilson
+from kifu.evaluation.judged import judged_success
 from kifu.evaluation.passk import pass_at_k, pass_hat_k
 from kifu.evaluation.safety import CallAudit, SafetyAudit
 from kifu.evaluation.side_effects import EffectAudit
 from kifu.records import Trajectory
-
-
-def judged_success(trajectory: Trajectory) -> bool | None:
-    """Success of a try, or None where it must not be averaged in.
-
-    An infrastructure error says nothing about the policy, and neither does a verifier that could not tell. A try that
-    the collector cut counts as its verdict says.
-    """
-    if trajectory.outcome.infra_error or trajectory.verdict is None:
-        return None
-    return trajectory.verdict.success
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +115,8 @@ class EvaluationSummary:
     efficiency: Efficiency
     effects: EffectAudit | None = None
     """Attacks and irreversible actions, where that was asked for."""
+    best_of: BestOf | None = None
+    """What a judge's choice among the attempts is worth, where that was asked for."""
 
     @property
     def seen_in_training(self) -> bool:
@@ -157,6 +150,7 @@ class EvaluationSummary:
             "seen_in_training": self.seen_in_training,
             "overlap": self.overlap.to_json(),
             **({} if self.effects is None else {"safety_audit": self.effects.to_json()}),
+            **({} if self.best_of is None else {"best_of": self.best_of.to_json()}),
         }
 
 

@@ -94,6 +94,10 @@ def _items(verdict: "Verdict", name: str) -> list[tuple[str, object]]:
     return as_items(getattr(verdict, name), f"verdict {name}")
 
 
+JUDGED = "judge"
+"""Assurance of a verdict that is a model's judgement."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """What a verifier found in the world after the episode."""
@@ -110,7 +114,8 @@ class Verdict:
     """Measured; excluded from the content digest."""
     infra_status: str = "ok"
     assurance: str = "state"
-    """How the verdict was reached: ``state`` (world state read by trusted code), or a level of the sandbox room."""
+    """How the verdict was reached: ``state`` (world state read by trusted code), ``judge`` (a model's judgement), or a
+    level of the sandbox room."""
     verifier: str = ""
     """Id and version, e.g. ``key_door/1``."""
     evidence: str | None = None

@@ -30,6 +30,7 @@ from kifu.records import (
     Trajectory,
     Verdict,
 )
+from kifu.records.outcome import JUDGED
 from kifu.rollout.branch import Departure, Trail
 from kifu.rollout.facts import Conversation, Scoring, with_facts
 from kifu.rollout.session import EFFECTS_HEAD, Script, Session
@@ -217,6 +218,11 @@ def taken(verdict: Verdict, setting: Setting) -> Verdict:
         raise VerifierFailure(
             f"a verdict of {verdict.verifier or 'a verifier'} has assurance `in_process`, and the experiment "
             'takes none; declare Capabilities(in_process=True) and set environment.assurance = "in_process"'
+        )
+    if verdict.assurance == JUDGED and not setting.takes_judged:
+        raise VerifierFailure(
+            f"a verdict of {verdict.verifier or 'a verifier'} has assurance `judge`, and the experiment's method is "
+            "paid by programs alone; give the environment a verifier that is a program, or use grpo or ppo"
         )
     return verdict
 

@@ -77,6 +77,8 @@ class Setting:
     isolation: str = "thread"
     takes_in_process: bool = True
     """Whether a verdict of assurance ``in_process`` counts; otherwise it is the verifier's failure."""
+    takes_judged: bool = True
+    """Whether a verdict of assurance ``judge``, a model's judgement, counts; otherwise it is the verifier's failure."""
     states: BlobStore | None = None
     """Where the state at a cut is kept, for environments whose next segment goes on from it; None keeps none."""
     branchable: Branchable | None = None

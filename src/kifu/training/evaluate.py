@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Literal
 
 from kifu.envs.waiting import to_end
-from kifu.errors import ExperimentError
-from kifu.evaluation import EffectAudit, EvaluationSummary, TrainingHistory, summarize
+from kifu.errors import ExperimentError, UsageError
+from kifu.evaluation import BestOf, EffectAudit, EvaluationSummary, TrainingHistory, summarize
 from kifu.monitor import reader_of, write_json
 from kifu.records import BlobStore, RunStore, Trajectory
 from kifu.rollout import Setting
 from kifu.sandbox import EFFECTS, EffectFile, read_effects
 from kifu.training.books import Books
+from kifu.training.choosing import judge_of
 from kifu.training.collect import Collector
 from kifu.training.effects_audit import effects_problems
 from kifu.training.experiment import Loaded
@@ -39,6 +40,26 @@ class Evaluation:
     decoding: Literal["greedy", "sampled"] | None = None
     audit_safety: bool = False
     """Whether the summary says what was done to the world, from the log of effects and the verdicts."""
+    best_of: int | None = None
+    """Attempts at a task that ``judge`` chooses among, instead of ``tries``."""
+    judge: str | None = None
+    """A run folder with a reward model, or ``file.py:function`` of a `kifu.training.choosing.Candidate`."""
+
+    def __post_init__(self) -> None:
+        """Refuse a choice that is none."""
+        if (self.best_of is None) is not (self.judge is None):
+            raise UsageError("--best-of and --judge go together: how many attempts, and who chooses among them")
+        if self.best_of is None:
+            return
+        if self.best_of < 2:
+            raise UsageError(f"--best-of: found {self.best_of}, expected at least 2 attempts to choose from")
+        if self.tries not in (None, self.best_of):
+            raise UsageError(
+                f"--best-of {self.best_of} makes {self.best_of} attempts at a task, and --tries says {self.tries}; "
+                "leave --tries out"
+            )
+        if self.decoding == "greedy":
+            raise UsageError("--best-of chooses among sampled attempts, and greedy ones are all alike; drop --decoding")
 
 
 def evaluate(
@@ -60,18 +81,22 @@ def evaluate(
 
     Raises:
         StorageError: no run there, or the version is not kept.
-        ExperimentError: no such split, or it has too few tasks.
+        ExperimentError: no such split, it has too few tasks, or the judge cannot read these attempts.
+        UsageError: the judge is neither a run nor a function, or gives no number.
     """
     wanted, root = evaluation or Evaluation(), Path(root)
     with opened(root, experiment=experiment, same_code=True) as run:
+        score = None if wanted.judge is None else judge_of(wanted.judge, run)
         layer = run.prepared.experiment.evaluation
         wanted = Evaluation(
             checkpoint=run.version(wanted.checkpoint),
             split=wanted.split or layer.split,
             tasks=wanted.tasks or layer.tasks,
-            tries=wanted.tries or layer.tries,
-            decoding=wanted.decoding or layer.decoding,
+            tries=wanted.best_of or wanted.tries or layer.tries,
+            decoding="sampled" if wanted.best_of else wanted.decoding or layer.decoding,
             audit_safety=wanted.audit_safety,
+            best_of=wanted.best_of,
+            judge=wanted.judge,
         )
         splits = run.prepared.experiment.environment.splits
         if wanted.split not in splits:
@@ -82,6 +107,9 @@ def evaluate(
         history = TrainingHistory.of(reader_of(run.folder).trajectories())
         summary = summarize(trajectories, run=str(root), checkpoint=str(wanted.checkpoint), history=history)
         summary = replace(summary, effects=effects)
+        if score is not None and wanted.judge is not None and wanted.best_of is not None:
+            best = BestOf.of(trajectories, score(trajectories), n=wanted.best_of, judge=wanted.judge)
+            summary = replace(summary, best_of=best)
         if accept.folder is not None:
             sealed = {} if accept.effects is None else {"effects_seal": accept.effects.seal}
             write_json(accept.folder / "evaluation.json", {"decoding": wanted.decoding, **sealed, **summary.to_json()})

@@ -45,6 +45,7 @@ from kifu.training.suited import (
     check_refreshable,
     check_scored,
     check_values,
+    check_verifiable,
     gold_of,
     room_for,
 )
@@ -250,7 +251,10 @@ def prepare(loaded: Loaded, *, start: str | None = None, source: Mapping[str, st
             contexts=_contexts(experiment, stages),
         ),
         agent=agent,
-        setting=_setting(experiment, environment, renderer=renderer, agent=agent, provenance=provenance),
+        setting=replace(
+            _setting(experiment, environment, renderer=renderer, agent=agent, provenance=provenance),
+            takes_judged=not any(stage.algorithm.plan.verifiable for stage in stages),
+        ),
         model=model,
         vocabulary=renderer.vocab_size if isinstance(renderer, SymbolRenderer) else 0,
         start=start,
@@ -268,6 +272,7 @@ def _check_stages(stages: Sequence[Stage], experiment: Experiment, environment: 
             check_paid(experiment.model_copy(update={"credit": stage.credit}), stage.algorithm, environment)
         check_values(stage.algorithm.plan, experiment, name=stage.method)
         check_budget(stage)
+        check_verifiable(stage, experiment, environment)
         check_stage(stage, experiment)
         check_refreshable(stage, environment)
         check_rollouts(

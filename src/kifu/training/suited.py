@@ -6,6 +6,7 @@ from kifu.credit.scored import GoldScores, NoScores
 from kifu.envs import Environment, Task
 from kifu.envs.questions import asked
 from kifu.errors import ExperimentError
+from kifu.records.outcome import JUDGED
 from kifu.rollout import check_branchable
 from kifu.training.layers import Experiment, HfPolicy, RecurrentPolicy
 from kifu.training.stages import Stage
@@ -46,6 +47,45 @@ def check_assurance(environment: type[Environment], experiment: Experiment) -> N
             "run in the interpreter of what the policy wrote, which can read what they expect and be paid for it. Look "
             'at `kifu envs lint TASK`; set assurance = "in_process" in [environment] to train on such verdicts'
         )
+
+
+def check_verifiable(stage: Stage, experiment: Experiment, environment: type[Environment]) -> None:
+    """Whether nothing but what a program checked pays, where the method is for that alone.
+
+    Raises:
+        ExperimentError: something learned or judged by a model would pay; the message names the field.
+    """
+    if not stage.algorithm.plan.verifiable:
+        return
+    name, credit, world = stage.method, stage.credit, experiment.environment.name
+    if credit.reward_model is not None:
+        raise _not_verifiable(name, "credit.reward_model", "a reward model", "drop it, or use rlhf_ppo")
+    for signal, layer in credit.signals.items():
+        field = f"credit.signals.{signal}"
+        raise _not_verifiable(name, field, f"a learned signal of type `{layer.type}`", "drop it, or use grpo or ppo")
+    if environment.capabilities.verify == JUDGED:
+        raise _not_verifiable(
+            name,
+            f"environment `{world}`",
+            "a verdict that is a model's judgement (Capabilities.verify = 'judge')",
+            "give it a verifier that is a program, or use grpo or ppo",
+        )
+    for component in credit.components:
+        declared = environment.components.get(component)
+        if declared is not None and not declared.is_checkable:
+            raise _not_verifiable(
+                name,
+                f"credit.components.{component}",
+                f"labels of {declared.labeller} that nobody else can check (is_checkable = false)",
+                "drop its weight, or use grpo or ppo",
+            )
+
+
+def _not_verifiable(name: str, field: str, found: str, advice: str) -> ExperimentError:
+    return ExperimentError(
+        f"{field}: credit.algorithm = `{name}` is paid by what a program checks and by nothing else, found {found}; "
+        f"{advice}"
+    )
 
 
 def check_budget(stage: Stage) -> None:
