@@ -15,7 +15,6 @@ from kifu.envs.spec import Reply, Snapshot, Task, ToolSpec
 from kifu.envs.tools import check_call, command_text
 from kifu.errors import UsageError, nearest
 from kifu.records import Json, ToolCall
-from kifu.sandbox import EffectLog
 
 Found: TypeAlias = "Reply | str | Awaitable[Reply | str]"
 
@@ -98,7 +97,7 @@ class Gated(Environment):
 
     def _first(self, call: ToolCall) -> Found:
         if len(self.attempts.items) >= self.most_attempts:
-            _note(self.effect_log, self, call, {"status": Status.REFUSED, "checks": {"attempts are left": False}})
+            _note(self, call, {"status": Status.REFUSED, "checks": {"attempts are left": False}})
             return self.settled(_refused(f"at most {self.most_attempts} attempts are made"))
         checks = self.gate(call.name).checks(call, self.attempts.of(call.name))
         status = {Mode.TWO_PHASE: Status.PREPARED, Mode.SHADOW: Status.SHADOWED, Mode.DIRECT: Status.EXECUTED}[
@@ -108,7 +107,7 @@ class Gated(Environment):
         self.attempts = self.attempts.with_new(call, status)
         attempt = self.attempts.items[-1]
         if status is not Status.EXECUTED:
-            _note(self.effect_log, self, call, {"number": attempt.number, "status": status, "checks": checks})
+            _note(self, call, {"number": attempt.number, "status": status, "checks": checks})
         match status:
             case Status.REFUSED:
                 return self.settled(_refused(*(name for name, holds in checks.items() if not holds)))
@@ -122,7 +121,7 @@ class Gated(Environment):
         number = call.arguments["number"]
         attempt = next((item for item in self.attempts.prepared if item.number == number), None)
         if attempt is None:
-            _note(self.effect_log, self, call, {"status": Status.REFUSED, "checks": {"it is prepared": False}})
+            _note(self, call, {"status": Status.REFUSED, "checks": {"it is prepared": False}})
             return self.settled(_refused(f"nothing is prepared under {number}"))
         if call.name == CANCEL:
             return self.settled(_close(self, attempt, Status.CANCELLED, reply=Reply(text=f"Cancelled {number}.")))
@@ -135,7 +134,7 @@ class Gated(Environment):
 
     def _carry_out(self, attempt: Attempt, *, checks: Mapping[str, bool]) -> Found:
         """Hand the call to the world's own tool, between two lines of the log."""
-        line = _Line(self.effect_log, self, attempt, checks)
+        line = _Line(self, attempt, checks)
         try:
             found = super().step(attempt.call)
         except BaseException:
@@ -180,8 +179,8 @@ class Gated(Environment):
 class _Line:
     """The two lines around an action that is carried out."""
 
-    def __init__(self, log: EffectLog | None, world: Gated, attempt: Attempt, checks: Mapping[str, bool]) -> None:
-        self._log = log
+    def __init__(self, world: Gated, attempt: Attempt, checks: Mapping[str, bool]) -> None:
+        log = self._log = world.effect_log
         if log is not None:
             facts: dict[str, Json] = {
                 "number": attempt.number,
@@ -210,8 +209,9 @@ async def _awaited(found: Awaitable[Reply | str], line: _Line) -> Reply | str:
         raise
 
 
-def _note(log: EffectLog | None, world: Gated, call: ToolCall, facts: Mapping[str, object]) -> None:
+def _note(world: Gated, call: ToolCall, facts: Mapping[str, object]) -> None:
     """Write down an attempt that was not carried out."""
+    log = world.effect_log
     if log is None:
         return
     purpose = world.purpose(call) if call.name in world.gates else Purpose.UNKNOWN
@@ -236,7 +236,7 @@ def _close(
 ) -> Reply:
     """Settle what was prepared without carrying it out."""
     world.attempts = world.attempts.with_status(attempt.number, status)
-    _note(world.effect_log, world, attempt.call, {"number": attempt.number, "status": status, "checks": checks})
+    _note(world, attempt.call, {"number": attempt.number, "status": status, "checks": checks})
     return reply
 
 
