@@ -82,6 +82,29 @@ def test_observations_are_in_no_denominator(make_record: Make) -> None:
     assert all(row.mask.sum() == 40 for row in found.rows)
 
 
+@pytest.mark.parametrize("algorithm", ["grpo", "sft"])
+def test_text_of_another_model_is_in_no_row(make_record: Make, algorithm: str) -> None:
+    """Nobody recorded how probable EXTERNAL tokens were: they are in no loss, no mask and no denominator."""
+    members = []
+    for at, record in enumerate((make_record([2, 3], reward=1.0), make_record([2, 1], reward=0.0, member=1))):
+        (tape,) = record.tapes
+        spans = [
+            Span(origin=Origin.EXTERNAL, turn=0, token_ids=span.token_ids)
+            if span.origin is Origin.POLICY and span.turn == 0
+            else span
+            for span in tape.spans
+        ]
+        members.append(replace(record, tapes=(Tape(spans=tuple(spans)),)))
+        assert sum(len(span) for span in spans if span.origin is Origin.EXTERNAL) == 2, at
+
+    found = put(group(*members), algorithm=algorithm)
+
+    own = {item.id: {7, 8, 9} if item.key.member == 0 else {7} for item in members}
+    assert all(set(row.positions.tolist()) <= own[row.trajectory] for row in found.rows)
+    assert found.denominators.tokens == sum(row.positions.size for row in found.rows)
+    assert found.denominators.tokens == 4
+
+
 def test_a_row_holds_every_sampled_token_with_what_was_recorded(make_record: Make) -> None:
     members = (make_record([2, 3], reward=1.0), make_record([1], reward=0.0, member=1))
 

@@ -12,6 +12,9 @@ class ToolCalling(Layer):
     """kifu's own loop of turns and calls, in the environment."""
 
     type: Literal["tool_calling"] = "tool_calling"
+    repair: Literal["none", "enum_arguments/1"] = "none"
+    """Who rewrites a sampled call before it is executed. ``enum_arguments/1`` puts case and outer spaces of a listed
+    value right."""
 
 
 class OutsideAgentLayer(Layer):

@@ -18,10 +18,11 @@ from kifu.monitor import GATEWAY, RunFolder, begun, reader_of, write_atomic, wri
 from kifu.policy import Weights
 from kifu.records import AgentCard, Ints, Trajectory, Version, to_atif, to_messages
 from kifu.records.files import storing
+from kifu.training.acting import AGENT
 from kifu.training.experiment import Loaded
 from kifu.training.layers import HfPolicy, Lora
 from kifu.training.opened import OpenedRun, opened
-from kifu.training.prepare import AGENT, Prepared
+from kifu.training.prepare import Prepared
 
 Decode: TypeAlias = Callable[[Ints], str]
 """Token ids to text."""

@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from kifu.agents import AGENTS, Agent
+from kifu.agents import Agent
 from kifu.credit.reading import RewardRules
 from kifu.envs import Environment, Task
 from kifu.envs.declared import asking, check_declared, tool_names
@@ -27,6 +27,7 @@ from kifu.render import (
     load_renderer,
 )
 from kifu.rollout import Limits, Script, Setting
+from kifu.training.acting import own_agent
 from kifu.training.branching import check_rollouts
 from kifu.training.components import check_paid
 from kifu.training.discount import with_discount
@@ -61,7 +62,6 @@ from kifu.training.tasks import (
     tasks_digest,
 )
 
-AGENT = "tool_calling"
 _EVALUATED_AT_ONCE = 64
 _LIBRARIES = ("kifu", "numpy", "torch", "transformers", "tokenizers")
 
@@ -204,7 +204,7 @@ def prepare(loaded: Loaded, *, start: str | None = None, source: Mapping[str, st
     _check_stages(stages, experiment, environment)
     model = _model(loaded)
     renderer = _renderer(experiment, environment, tools=tools, model=model)
-    agent = AGENTS[AGENT]()
+    agent = own_agent(experiment.policy)
     outsider = outsider_of(loaded, stages, environment=environment)
     if start is None and experiment.policy.start is not None:
         start = start_digest(loaded.folder / experiment.policy.start)
