@@ -8,13 +8,15 @@
 An update collects 32 episodes whatever the method: 4 tasks of 8 attempts, or 32 tasks of 1 for methods that compare no
 attempts. Methods that learn from records get those of a finished run of `reinforce` with the same seed, and the reward
 model of `rlhf_ppo` those of `grpo`. Every run is a process of its own; what is finished is kept in `--runs`, one line
-each in results.jsonl, and an interrupted run is resumed. No setting was searched for: options are the published ones
-unless the table says otherwise.
+each in results.jsonl with the commit it ran at, and an interrupted run is resumed. No setting was searched for: options
+are the published ones unless the table says otherwise. A row of the page stays where `--runs` holds nothing for it, or
+fewer seeds.
 """
 
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -60,6 +62,10 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
 }
 """Set so that a group has 8 attempts and a step no more of them, because the world has no such reward by default, or so
 that nothing is sampled beside the records."""
+FURTHER: Mapping[str, tuple[Mapping[str, Any], ...]] = {
+    "agentic_dpo": ({"negatives": "sampled"},),
+}
+"""More option sets of a method; each has a row of its own."""
 ELSEWHERE: Mapping[str, tuple[str, ...]] = {
     "gigpo": ("corridor",),
     "graphgpo": ("corridor",),
@@ -87,15 +93,22 @@ class Job:
     seed: int
     steps: int
     """Updates."""
+    variant: int = 0
+    """Which option set: 0 that of OPTIONS, then those of FURTHER."""
 
     @property
     def name(self) -> str:
         """Of its folder."""
-        return f"{self.world}-{self.method}-{self.steps}-seed{self.seed}"
+        return f"{self.world}-{self.method}-{self.steps}-seed{self.seed}" + (f"-{self.variant}" if self.variant else "")
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """Of the method."""
+        return option_sets(self.method)[self.variant]
 
     def overrides(self, runs: Path) -> list[str]:
         """What is changed in the recipe."""
-        options = OPTIONS.get(self.method, {})
+        options = self.options
         algorithm = build_algorithm(self.method, options)
         found = [f'credit.algorithm="{self.method}"', f"credit.options={_toml(options)}"]
         if self.world == "key_door_text":
@@ -122,6 +135,11 @@ class Job:
             fit = "hidden = 32, steps = 300, batch = 32, learning_rate = 1e-2"
             found.append(f'credit.reward_model={{ runs = ["{source.resolve()}"], {fit} }}')
         return found
+
+
+def option_sets(method: str) -> tuple[Mapping[str, Any], ...]:
+    """The option sets a method is run with."""
+    return (OPTIONS.get(method, {}), *FURTHER.get(method, ()))
 
 
 def needs_groups(algorithm: Algorithm) -> bool:
@@ -156,7 +174,8 @@ def jobs(methods: Sequence[str], seeds: Sequence[int], *, steps: int, text: bool
             yield Job(method=SOURCE, world="key_door", seed=seed, steps=steps)
         for method in ordered:
             for world in ("key_door", *ELSEWHERE.get(method, ())):
-                yield Job(method=method, world=world, seed=seed, steps=steps)
+                for variant in range(len(option_sets(method))):
+                    yield Job(method=method, world=world, seed=seed, steps=steps, variant=variant)
 
 
 def run(job: Job, runs: Path) -> dict[str, Any]:
@@ -168,7 +187,7 @@ def run(job: Job, runs: Path) -> dict[str, Any]:
     else:
         command = [*kifu, "train", str(WORLDS[job.world]), "--seed", str(job.seed), "--out", str(out), "--json"]
         command += [word for override in job.overrides(runs) for word in ("--set", override)]
-    began = time.perf_counter()
+    began, commit = time.perf_counter(), commit_of(TOP)
     child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=_environment())
     assert child.stderr is not None
     said = child.stderr.read()
@@ -178,7 +197,8 @@ def run(job: Job, runs: Path) -> dict[str, Any]:
         "world": job.world,
         "seed": job.seed,
         "steps": job.steps,
-        "options": dict(OPTIONS.get(job.method, {})),
+        "options": dict(job.options),
+        "commit": commit,
         "cpu_s": usage.ru_utime + usage.ru_stime,
         "wall_s": time.perf_counter() - began,
     }
@@ -187,6 +207,17 @@ def run(job: Job, runs: Path) -> dict[str, Any]:
         lines = [line for line in said.splitlines() if line.startswith("error:")]
         return {**found, "error": lines[-1].removeprefix("error: ") if lines else f"ended with status {code}"}
     return {**found, **_measured(out)}
+
+
+def commit_of(folder: Path) -> str | None:
+    """The commit of the code in a folder, with a plus behind it where files differ; None outside of a repository."""
+
+    def git(*words: str) -> str | None:
+        done = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, check=False)
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    found = git("rev-parse", "--short", "HEAD")
+    return None if found is None else found + ("+" if git("status", "--porcelain", "--", "src", "recipes") else "")
 
 
 def _environment() -> dict[str, str]:
@@ -262,44 +293,118 @@ def _deciding(rows: Sequence[Mapping[str, Any]]) -> str:
     return ", ".join(parts)
 
 
-def table(results: Sequence[Mapping[str, Any]]) -> str:
-    """What the page holds between its marks."""
-    parts = []
-    for world in dict.fromkeys(row["world"] for row in results):
-        here = [row for row in results if row["world"] == world]
-        budgets = sorted({str(row["steps"]) for row in here})
-        seeds = sorted({row["seed"] for row in here})
-        parts += [
-            f"## {world}",
-            "",
-            f"{', '.join(budgets)} updates; seeds {', '.join(map(str, seeds))}.",
-            "",
-            "| method | success after, by seed | mean [95 %, seeds as clusters] | mean success while training "
-            "| what its parts did | CPU-s a run |",
-            "| --- | --- | --- | --: | --- | --: |",
-        ]
-        parts += [
-            row_of(method, [row for row in here if row["method"] == method])
-            for method in sorted({row["method"] for row in here})
-        ]
-        parts.append("")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """The rows of one world and budget, by what stands in their first cell."""
+
+    world: str
+    steps: str
+    seeds: frozenset[int]
+    rows: Mapping[str, str]
+
+
+HEAD = (
+    "| method | success after, by seed | mean [95 %, seeds as clusters] | mean success while training "
+    "| what its parts did | CPU-s a run |",
+    "| --- | --- | --- | --: | --- | --: |",
+)
+
+
+def sections_of(results: Sequence[Mapping[str, Any]]) -> list[Section]:
+    """The results by world and budget."""
+    found = []
+    for world, steps in dict.fromkeys((row["world"], row["steps"]) for row in results):
+        here = [row for row in results if (row["world"], row["steps"]) == (world, steps)]
+        rows = {}
+        for method, options in sorted({(row["method"], _shown(row["options"])) for row in here}):
+            mine = [row for row in here if (row["method"], _shown(row["options"])) == (method, options)]
+            rows[f"`{method}`{options}"] = row_of(method, mine)
+        seeds = frozenset(int(row["seed"]) for row in here)
+        found.append(Section(world=world, steps=str(steps), seeds=seeds, rows=rows))
+    return found
+
+
+def parse(text: str) -> list[Section]:
+    """The sections of a page, from what stands between its marks."""
+    found = []
+    for part in re.split(r"^## ", text, flags=re.M)[1:]:
+        told = re.search(r"^(.+) updates; seeds (.+)\.$", part, re.M)
+        if told is None:
+            raise SystemExit(f"the page's section `{part.splitlines()[0]}` does not say its updates and seeds")
+        lines = [line for line in part.splitlines() if line.startswith("| `")]
+        found.append(
+            Section(
+                world=re.split(r"[ ,]", part.splitlines()[0])[0],
+                steps=told[1],
+                seeds=frozenset(map(int, told[2].split(", "))),
+                rows={line.split("|")[1].strip(): line for line in lines},
+            )
+        )
+    return found
+
+
+def merged(old: Sequence[Section], new: Sequence[Section]) -> list[Section]:
+    """The page's sections with new rows put in; a row of more seeds than there are results for stays."""
+    found = {(one.world, one.steps): one for one in old}
+    for one in new:
+        known = found.get((one.world, one.steps))
+        if known is None:
+            found[one.world, one.steps] = one
+            continue
+        taken = {name: row for name, row in one.rows.items() if _seeds(row) >= _seeds(known.rows.get(name, ""))}
+        rows = dict(sorted({**known.rows, **taken}.items()))
+        found[one.world, one.steps] = Section(
+            world=one.world, steps=one.steps, seeds=known.seeds | (one.seeds if taken else frozenset()), rows=rows
+        )
+    return list(found.values())
+
+
+def _seeds(row: str) -> int:
+    """Seeds that a row tells a success of."""
+    cells = row.split("|")
+    return len(re.findall(r"\d\.\d\d", cells[2])) if len(cells) > 3 and cells[3].strip() else 0
+
+
+def table(results: Sequence[Mapping[str, Any]], *, before: str = "") -> str:
+    """What the page holds between its marks.
+
+    Args:
+        results: one a run.
+        before: what it holds so far; its rows stay where there is nothing newer.
+    """
+    parts, seen = [], set[str]()
+    for one in merged(parse(before), sections_of(results)):
+        title = f"{one.world}, {one.steps} updates" if one.world in seen else one.world
+        seen.add(one.world)
+        seeds = ", ".join(map(str, sorted(one.seeds)))
+        parts += [f"## {title}", "", f"{one.steps} updates; seeds {seeds}.", "", *HEAD, *one.rows.values(), ""]
     cpu = this_cpu()
-    parts += [f"Machine: {cpu.name}, {cpu.cores} cores, shared with other work; CPU seconds are the process's own.", ""]
+    machine = f"Machine: {cpu.name}, {cpu.cores} cores, shared with other work; CPU seconds are the process's own."
+    machines = [line for line in before.splitlines() if line.startswith("Machine: ")]
+    parts += [*dict.fromkeys([*machines, machine] if results else machines), ""]
     return "\n".join(parts)
 
 
-def write(page: Path, text: str) -> None:
-    """Put the table between the marks of a page; a new page has nothing else."""
+def write(page: Path, results: Sequence[Mapping[str, Any]]) -> None:
+    """Put the results between the marks of a page, into what stands there; a new page has nothing else."""
     old = page.read_text() if page.exists() else f"# What every method learns\n\n{BEGIN}\n{END}\n"
     before, _, rest = old.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    page.write_text(f"{before}{BEGIN}\n{text}{END}{after}")
+    held, _, after = rest.partition(END)
+    page.write_text(f"{before}{BEGIN}\n{table(results, before=held)}{END}{after}")
+
+
+Key = tuple[str, str, int, int, str]
+
+
+def key_of(row: Mapping[str, Any]) -> Key:
+    """Which run a result is of."""
+    return row["world"], row["method"], row["seed"], row["steps"], json.dumps(row["options"], sort_keys=True)
 
 
 def read(path: Path) -> list[dict[str, Any]]:
     """Results so far, the latest of each run."""
     lines = path.read_text().splitlines() if path.exists() else []
-    latest = {(row["world"], row["method"], row["seed"], row["steps"]): row for row in map(json.loads, lines)}
+    latest = {key_of(row): row for row in map(json.loads, lines)}
     return list(latest.values())
 
 
@@ -320,11 +425,12 @@ def main() -> int:
     methods = [name for name in methods if name in ALGORITHMS]
     asked.runs.mkdir(parents=True, exist_ok=True)
     state = asked.runs / "results.jsonl"
-    known = {(row["world"], row["method"], row["seed"], row["steps"]): row for row in read(state)}
+    known = {key_of(row): row for row in read(state)}
     began = time.monotonic()
     seeds = [int(seed) for seed in asked.seeds.split(",")]
     for job in () if asked.table else jobs(methods, seeds, steps=asked.steps, text=asked.text):
-        old = known.get((job.world, job.method, job.seed, job.steps))
+        named = {"world": job.world, "method": job.method, "seed": job.seed, "steps": job.steps}
+        old = known.get(key_of({**named, "options": job.options}))
         if old is not None and not (asked.again and "error" in old):
             continue
         if time.monotonic() - began > 3600 * asked.hours:
@@ -336,7 +442,7 @@ def main() -> int:
         print(f"{job.name}  {found.get('after', found.get('error'))}  {found['wall_s']:.0f} s", flush=True)
     results = [row for row in read(state) if asked.text or row["world"] != "key_door_text" or asked.table]
     if results:
-        write(asked.page, table(results))
+        write(asked.page, results)
     return 0
 
 

@@ -70,15 +70,107 @@ def test_a_row_has_every_seed_the_interval_and_what_the_parts_did(script: Module
 def test_what_is_known_is_not_run_again_and_the_page_keeps_its_text(script: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "results.jsonl").write_text("\n".join(json.dumps(line("rloo", seed, 1.0)) for seed in (0, 1)) + "\n")
     page = tmp_path / "page.md"
-    page.write_text(f"before\n{script.BEGIN}\nstale figures\n{script.END}\nafter\n")
+    page.write_text(f"before\n{script.BEGIN}\nno section yet\n{script.END}\nafter\n")
     arguments = ["--only", "rloo", "--seeds", "0,1", "--steps", "5", "--runs", str(tmp_path), "--page", str(page)]
     done = subprocess.run([sys.executable, str(SCRIPT), *arguments], check=True, capture_output=True, text=True)
     assert done.stdout == ""
     text = page.read_text()
     assert text.startswith("before\n")
     assert text.endswith("after\n")
-    assert "stale figures" not in text
+    assert "no section yet" not in text
     assert "| `rloo` | 1.00 1.00 | 1.00 [" in text
+
+
+def rows(text: str) -> dict[str, str]:
+    """Lines of the page by first cell; worlds of these tests have no method in common."""
+    return {found.split("|")[1].strip(): found for found in text.splitlines() if found.startswith("| `")}
+
+
+def test_the_published_page_is_read_back_and_written_the_same(script: ModuleType) -> None:
+    held = script.PAGE.read_text().partition(script.BEGIN)[2].partition(script.END)[0]
+
+    assert script.table([], before=held).strip() == held.strip()
+    assert len(rows(held)) > 20
+
+
+def test_a_partial_run_changes_its_rows_and_keeps_the_others(script: ModuleType, tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    elsewhere = line("gigpo", 0, 0.25, world="corridor")
+    script.write(page, [line("rloo", 0, 0.5), line("tara", 0, 0.0, error="needs checks"), elsewhere])
+    before = rows(page.read_text())
+
+    script.write(page, [line("rloo", seed, 1.0) for seed in (0, 4)] + [line("cispo", 4, 0.75)])
+
+    text = page.read_text()
+    after = rows(text)
+    assert list(after) == ["`cispo`", "`rloo`", "`tara`", "`gigpo`"]
+    assert (after["`tara`"], after["`gigpo`"]) == (before["`tara`"], before["`gigpo`"])
+    assert "| 1.00 1.00 |" in after["`rloo`"]
+    assert "5 updates; seeds 0, 4.\n" in text
+    assert [title for title in text.splitlines() if title.startswith("#")] == [
+        "# What every method learns",
+        "## key_door",
+        "## corridor",
+    ]
+
+
+def test_a_row_of_more_seeds_stays_and_one_that_failed_gives_way(script: ModuleType, tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    script.write(page, [line("rloo", seed, 0.5) for seed in (0, 1)] + [line("tara", 0, 0.0, error="needs checks")])
+    script.write(page, [line("rloo", 2, 1.0), line("tara", 0, 0.25)])
+
+    after = rows(page.read_text())
+    assert "| 0.50 0.50 |" in after["`rloo`"]
+    assert "| 0.25 |" in after["`tara`"]
+
+
+def test_another_budget_is_another_section(script: ModuleType, tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    script.write(page, [line("rloo", 0, 0.5)])
+    script.write(page, [line("rloo", 0, 1.0, steps=9)])
+    script.write(page, [line("rloo", 0, 0.75, steps=9)])
+
+    text = page.read_text()
+    assert [title for title in text.splitlines() if title.startswith("## ")] == [
+        "## key_door",
+        "## key_door, 9 updates",
+    ]
+    assert [found.split("|")[2].strip() for found in text.splitlines() if found.startswith("| `")] == ["0.50", "0.75"]
+
+
+def test_a_second_option_set_is_run_and_shown_beside_the_first(script: ModuleType, tmp_path: Path) -> None:
+    made = [job for job in script.jobs(["agentic_dpo"], [0], steps=3, text=False) if job.method == "agentic_dpo"]
+    assert [job.options["negatives"] for job in made] == ["recorded", "sampled"]
+    assert len({job.name for job in made}) == 2
+    sets = ['credit.options={ negatives = "recorded" }', 'credit.options={ negatives = "sampled" }']
+    assert [next(one for one in job.overrides(tmp_path) if "options" in one) for job in made] == sets
+
+    results = [line("agentic_dpo", 0, 0.5 + at / 4, options=dict(job.options)) for at, job in enumerate(made)]
+    state = tmp_path / "results.jsonl"
+    state.write_text("".join(json.dumps(row) + "\n" for row in results))
+    script.write(tmp_path / "page.md", script.read(state))
+    after = rows((tmp_path / "page.md").read_text())
+    assert [after[f"`agentic_dpo` (negatives {name})"].split("|")[2].strip() for name in ("recorded", "sampled")] == [
+        "0.50",
+        "0.75",
+    ]
+
+
+def test_a_result_names_the_commit_and_whether_files_differ(script: ModuleType, tmp_path: Path) -> None:
+    def git(*words: str) -> str:
+        settings = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
+        return subprocess.run(
+            ["git", "-C", str(tmp_path), *settings, *words], check=True, capture_output=True, text=True
+        ).stdout.strip()
+
+    git("init", "-q")
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "a.py").write_text("one\n")
+    git("add", "src")
+    git("commit", "-q", "-m", "one")
+    assert script.commit_of(tmp_path) == git("rev-parse", "--short", "HEAD")
+    (tmp_path / "src" / "a.py").write_text("two\n")
+    assert script.commit_of(tmp_path) == git("rev-parse", "--short", "HEAD") + "+"
 
 
 def test_a_tiny_run_is_kept_and_shown(script: ModuleType, tmp_path: Path) -> None:
@@ -88,4 +180,5 @@ def test_a_tiny_run_is_kept_and_shown(script: ModuleType, tmp_path: Path) -> Non
     (kept,) = [json.loads(row) for row in (tmp_path / "results.jsonl").read_text().splitlines()]
     assert (kept["method"], kept["seed"], kept["tasks"], kept["counts"]["groups"]) == ("rloo", 3, 64, 4)
     assert 0.0 <= kept["after"] <= 1.0
+    assert kept["commit"] == script.commit_of(TOP)
     assert f"| {kept['after']:.2f} |" in (tmp_path / "page.md").read_text()
