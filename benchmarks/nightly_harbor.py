@@ -17,6 +17,8 @@ from typing import Any
 
 import platformdirs
 
+from kifu.envs.adapters.harbor.errors import ERROR_RULES
+
 CLASS = "kifu.envs.adapters.harbor.plugin:KifuEnvironment"
 HARBOR = "harbor==0.26.0"
 _TOP = Path(__file__).resolve().parents[1]
@@ -68,7 +70,7 @@ IMAGE = {
 def main() -> None:
     """Run all of it; exit 1 where a reward is not as it must be."""
     harbor = _harbor()
-    problems = []
+    problems = _table(harbor)
     print("task                    agent   trials  exceptions  mean reward")
     with tempfile.TemporaryDirectory() as scratch:
         for name, folder in _folders(Path(scratch)).items():
@@ -118,6 +120,23 @@ def _run(harbor: Path, folder: Path, agent: str, *, jobs: Path) -> tuple[int, in
     evaluations: list[dict[str, Any]] = list(found["evals"].values())
     values = [float(value) for part in evaluations for metric in part["metrics"] for value in metric.values()]
     return found["n_completed_trials"], found["n_errored_trials"], sum(values) / len(values) if values else None
+
+
+def _table(harbor: Path) -> list[str]:
+    """Whether kifu's table of failures is Harbor's, name by name."""
+    program = (
+        "import json; from harbor.models.trial.error_policy import ERROR_POLICIES as table; "
+        "print(json.dumps({n: [p.should_retry, p.should_grade, p.has_valid_reward] for n, p in table.items()}))"
+    )
+    done = subprocess.run([str(harbor.with_name("python")), "-c", program], capture_output=True, text=True, check=True)
+    theirs = json.loads(done.stdout)
+    ours = {name: [rule.retry, rule.grade, rule.has_reward] for name, rule in ERROR_RULES.items()}
+    print(f"failures in Harbor's table: {len(theirs)}, with the same three answers here: {_same(ours, theirs)}\n")
+    return [] if ours == theirs else [f"problem: the tables differ in {sorted(set(ours) ^ set(theirs))}"]
+
+
+def _same(ours: Mapping[str, object], theirs: Mapping[str, object]) -> int:
+    return sum(ours.get(name) == answers for name, answers in theirs.items())
 
 
 def _folders(scratch: Path) -> dict[str, Path]:
