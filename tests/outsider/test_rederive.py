@@ -289,12 +289,17 @@ class Forger:
         return str(line["rows"][1]["trajectory"])
 
     def branched(self) -> str:
-        """A trained trajectory that left another one after two turns at least."""
-        trained = {row["trajectory"] for line in self.plan for row in line["rows"]}
+        """A trained trajectory whose last shared turn is credited otherwise than the first of its own."""
+        credit = {row["trajectory"]: [run[3] for run in row["runs"]] for line in self.plan for row in line["rows"]}
         for part in sorted((self.run / "records").glob("part-*.parquet")):
             for row in pq.ParquetFile(part).read().to_pylist():
-                if row["trajectory_id"] in trained and row["branch"] is not None and row["branch"]["turn"] >= 2:
-                    return str(row["trajectory_id"])
+                name, at = row["trajectory_id"], 0 if row["branch"] is None else row["branch"]["turn"]
+                if (
+                    at >= 1
+                    and len(credit.get(name, ())) == len(row["turns"])
+                    and credit[name][at - 1] != credit[name][at]
+                ):
+                    return str(name)
         raise AssertionError("no branch")
 
     def record(self, name: str, change: Callable[[Json], None]) -> None:
