@@ -33,7 +33,7 @@ from kifu.records import (
 from kifu.records.outcome import JUDGED
 from kifu.rollout.branch import Departure, Trail
 from kifu.rollout.facts import Conversation, Scoring, with_facts
-from kifu.rollout.session import EFFECTS_HEAD, Script, Session
+from kifu.rollout.session import EFFECTS_HEAD, Script, Session, settle
 from kifu.rollout.setting import Setting
 from kifu.sandbox import EffectHead, EffectLog
 from kifu.verify.repository import ASSURANCE as IN_PROCESS
@@ -92,7 +92,7 @@ async def run_rollout(
         except BoundaryError as failure:  # of the environment, like any other: it counts, and it ends no run
             verdict, final_value = None, None
             session.outcome = Outcome(reason=_REASONS[type(failure)], detail=str(failure)[:2000])
-        session.settle_effects()
+        settle(session, guard)
         await asyncio.gather(*session.keeping)
         await _flushed(setting)
         outcome = session.outcome
@@ -118,13 +118,7 @@ async def run_rollout(
                 started_at=started_at,
             ),
         )
-        told = Conversation(
-            messages=session.log.messages,
-            prompts=session.log.prompts,
-            renderer=setting.renderer,
-            trust=setting.trust,
-        )
-        return await _told(trajectory, told, task=task, scoring=scoring)
+        return await _told(trajectory, _conversation(session, setting), task=task, scoring=scoring)
     finally:
         for state in session.keeping:
             state.cancel()
@@ -133,6 +127,11 @@ async def run_rollout(
                 writer.release(context)
         with suppress(BoundaryError):  # closed already, unless the attempt was cancelled
             await guard.close()
+
+
+def _conversation(session: Session, setting: Setting) -> Conversation:
+    log = session.log
+    return Conversation(messages=log.messages, prompts=log.prompts, renderer=setting.renderer, trust=setting.trust)
 
 
 async def _told(trajectory: Trajectory, told: Conversation, *, task: Task, scoring: Scoring | None) -> Trajectory:

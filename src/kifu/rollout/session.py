@@ -206,14 +206,6 @@ class Session:
         self.log.lay(extension.pieces)
         self.log.messages.extend(Message(role="tool", content=text) for text in texts)
 
-    def settle_effects(self) -> None:
-        """Name the last line of the log of effects in the last turn, once nothing more is written to it."""
-        self.log.close_turn()
-        turns, shared = self.log.turns, 0 if self.branch is None else self.branch.turn
-        if self._guard.effects is not None and len(turns) > shared:
-            end = _head_of(self._guard.effects, EFFECTS_END)
-            turns[-1] = replace(turns[-1], events=(*turns[-1].events, end))
-
     async def final_value(self) -> float | None:
         """V(h_T) of the context as it stands, under the weights now loaded; None without a critic."""
         if isinstance(self._writer, Script):
@@ -290,6 +282,15 @@ def shown(texts: Sequence[str], results: Sequence[ToolResult], *, form: TrustFor
     if len(labels) != len(texts):
         labels = [least_trust(labels)] * len(texts)
     return [with_trust(text, label, form) for text, label in zip(texts, labels, strict=True)]
+
+
+def settle(session: Session, guard: GuardedEnvironment) -> None:
+    """Close the last turn, naming in it the last line of the log of effects: nothing more is written to it."""
+    session.log.close_turn()
+    turns, shared = session.log.turns, 0 if session.branch is None else session.branch.turn
+    if guard.effects is not None and len(turns) > shared:
+        end = _head_of(guard.effects, EFFECTS_END)
+        turns[-1] = replace(turns[-1], events=(*turns[-1].events, end))
 
 
 def _head_of(log: EffectLog, kind: str) -> Event:

@@ -11,7 +11,7 @@ from kifu.envs import SnapshotKind, Task
 from kifu.errors import AlteredError, EngineFailure
 from kifu.monitor import RunFolder
 from kifu.policy import Engine, Machine, Weights
-from kifu.records import GENESIS, Purpose, Trajectory
+from kifu.records import Purpose, Trajectory
 from kifu.records.blobs import BlobStore
 from kifu.records.checks import bitmaps_of
 from kifu.records.store import RunStore
@@ -74,7 +74,8 @@ class Bench:
         declared = prepared.environment.capabilities
         if declared.continuing and declared.snapshot is SnapshotKind.STATE:
             self._segments = Segments(self._blobs, recorded)
-        self._effects = EffectFile(folder.root / EFFECTS) if declared.effects else None
+        self.effects = EffectFile(folder.root / EFFECTS) if declared.effects else None
+        """The run's log of effects, for environments that declare any."""
         self._begins = begins
         self._asked = Asked()
         self.books = Books()
@@ -101,13 +102,6 @@ class Bench:
     def steps(self) -> int:
         """Of all stages."""
         return sum(stage.steps for stage in self.stages)
-
-    def effects_seal(self) -> str:
-        """Seal of the last line of the log of effects, durable by now; that of an empty log without one."""
-        if self._effects is None:
-            return GENESIS
-        self._effects.flush()
-        return self._effects.seal
 
     def stage_at(self, step: int) -> Stage:
         """The stage that step ``step`` belongs to; after the last step, the last stage."""
@@ -137,7 +131,7 @@ class Bench:
         self._asked = asked_of(stage, self.prepared, sampler=self.engine.sampler, seed=self.seed, first=first)
         tasks = self.prepared.task_source(self.seed)
         setting, plan = self.prepared.setting, stage.algorithm.plan
-        setting = replace(setting, effects=self._effects)
+        setting = replace(setting, effects=self.effects)
         setting = setting if self._segments is None else replace(setting, states=self._blobs)
         self.collector = Collector(
             setting=branching_setting(setting, plan, environment=self.prepared.environment, states=self._blobs),
@@ -157,7 +151,7 @@ class Bench:
         alone = Grower(plan=Independent(), vocabulary=0)
         self.evaluator = replace(
             self.collector,
-            setting=replace(self.prepared.evaluation_setting(), effects=self._effects),
+            setting=replace(self.prepared.evaluation_setting(), effects=self.effects),
             books=Books(),
             grower=alone,
             allocator=None,

@@ -7,7 +7,7 @@ from pathlib import Path
 from kifu.errors import AlteredError
 from kifu.records import GENESIS, StopReason, Trajectory
 from kifu.rollout.session import EFFECTS_END, EFFECTS_HEAD
-from kifu.sandbox import EFFECTS, EffectHead, check_effects
+from kifu.sandbox import EFFECTS, EffectFile, EffectHead, check_effects
 
 
 def effects_problems(
@@ -55,6 +55,14 @@ def effects_problems(
                 f"chain {chain}: holds {found.count} lines, record {record} ended after {end.count}: lines were added"
             )
     return tuple(problems)
+
+
+def durable_seal(file: EffectFile | None) -> str:
+    """Seal of the last line of a run's log, durable by now; that of an empty log where it keeps none."""
+    if file is None:
+        return GENESIS
+    file.flush()
+    return file.seal
 
 
 def check_seals(root: Path, seals: Mapping[str, str | None]) -> None:

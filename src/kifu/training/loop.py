@@ -23,6 +23,7 @@ from kifu.training.assemble import Assembled, assemble
 from kifu.training.bench import Bench, stop_listening
 from kifu.training.books import close_run, close_step, limit_failures
 from kifu.training.checkpoint import Mark, save_checkpoint
+from kifu.training.effects_audit import durable_seal
 from kifu.training.observe import Observer, StepSeen
 from kifu.training.plan import closing_line, plan_line, versions_evaluated
 from kifu.training.stages import Stage
@@ -370,7 +371,7 @@ class Loop:
             weights_digest=self.progress.digest,
             manifest_head=self._store.head,
             plan_head=self._plans.head,
-            effects_seal=self._bench.effects_seal(),
+            effects_seal=durable_seal(self._bench.effects),
             stalled=self.progress.stalled,
             ledger=Ledger(step=ledger.step, opening=ledger.opening).to_json(),  # evaluations are entered again
         )

@@ -38,7 +38,7 @@ from kifu.training.bench import Bench, relevant, stop_listening
 from kifu.training.called import check_seed
 from kifu.training.changed import changed_fields
 from kifu.training.checkpoint import Mark, list_checkpoints, load_checkpoint
-from kifu.training.effects_audit import check_seals
+from kifu.training.effects_audit import check_seals, durable_seal
 from kifu.training.experiment import Loaded, parse_experiment
 from kifu.training.layers import StageRecords
 from kifu.training.loop import Loop, Progress
@@ -340,7 +340,7 @@ def _finish(bench: Bench, *, store: RunStore, plans: PlanLog, observer: Observer
         with suppress(StorageError, OSError):  # what stopped the run is more telling than a full disk now
             versions = read_chain(bench.folder.weights / VERSIONS).head
             heads = {"head": store.head, "plan_head": plans.head, "versions_head": versions}
-            heads["effects_seal"] = bench.effects_seal()
+            heads["effects_seal"] = durable_seal(bench.effects)
             bench.folder.write_facts(_closing_facts(bench, heads=heads, observer=observer, status=status))
         bench.let_go()
     return Result(
