@@ -95,8 +95,6 @@ class EvaluationSummary:
     """Largest number of tries at one task; an attempt repeated after an infrastructure error is the same try."""
     attempts: int
     """Rollouts started."""
-    unjudged: int
-    """Attempts without infrastructure error and without a success or failure."""
     success: Success
     by_family: Mapping[str, Success]
     turns: Spread
@@ -117,6 +115,11 @@ class EvaluationSummary:
     """Attacks and irreversible actions, where that was asked for."""
     best_of: BestOf | None = None
     """What a judge's choice among the attempts is worth, where that was asked for."""
+
+    @property
+    def unjudged(self) -> int:
+        """Attempts without infrastructure error and without a success or failure."""
+        return self.attempts - sum(self.errors.values()) - self.success.judged
 
     @property
     def seen_in_training(self) -> bool:
@@ -188,7 +191,6 @@ def summarize(
         tasks=len({item.task.id for item in everything}),
         tries=_most_tries(everything),
         attempts=len(everything),
-        unjudged=sum(1 for item in sound if judged_success(item) is None),
         success=Success.of(everything),
         by_family={name: Success.of(members) for name, members in families.items()},
         turns=Spread.of([len(item.turns) for item in sound]),

@@ -251,10 +251,7 @@ def prepare(loaded: Loaded, *, start: str | None = None, source: Mapping[str, st
             contexts=_contexts(experiment, stages),
         ),
         agent=agent,
-        setting=replace(
-            _setting(experiment, environment, renderer=renderer, agent=agent, provenance=provenance),
-            takes_judged=not any(stage.algorithm.plan.verifiable for stage in stages),
-        ),
+        setting=_setting(experiment, environment, stages=stages, renderer=renderer, agent=agent, provenance=provenance),
         model=model,
         vocabulary=renderer.vocab_size if isinstance(renderer, SymbolRenderer) else 0,
         start=start,
@@ -402,6 +399,7 @@ def _setting(
     experiment: Experiment,
     environment: type[Environment],
     *,
+    stages: Sequence[Stage],
     renderer: Renderer,
     agent: Agent,
     provenance: Provenance,
@@ -434,6 +432,7 @@ def _setting(
         records_value=isinstance(policy, RecurrentPolicy),
         isolation=layer.isolation,
         takes_in_process=layer.assurance == "in_process",
+        takes_judged=not any(stage.algorithm.plan.verifiable for stage in stages),
     )
 
 

@@ -59,16 +59,16 @@ def check_verifiable(stage: Stage, experiment: Experiment, environment: type[Env
         return
     name, credit, world = stage.method, stage.credit, experiment.environment.name
     if credit.reward_model is not None:
-        raise _not_verifiable(name, "credit.reward_model", "a reward model", "drop it, or use rlhf_ppo")
+        raise _not_verifiable(name, "credit.reward_model", found="a reward model", advice="drop it, or use rlhf_ppo")
     for signal, layer in credit.signals.items():
-        field = f"credit.signals.{signal}"
-        raise _not_verifiable(name, field, f"a learned signal of type `{layer.type}`", "drop it, or use grpo or ppo")
+        found = f"a learned signal of type `{layer.type}`"
+        raise _not_verifiable(name, f"credit.signals.{signal}", found=found, advice="drop it, or use grpo or ppo")
     if environment.capabilities.verify == JUDGED:
         raise _not_verifiable(
             name,
             f"environment `{world}`",
-            "a verdict that is a model's judgement (Capabilities.verify = 'judge')",
-            "give it a verifier that is a program, or use grpo or ppo",
+            found="a verdict that is a model's judgement (Capabilities.verify = 'judge')",
+            advice="give it a verifier that is a program, or use grpo or ppo",
         )
     for component in credit.components:
         declared = environment.components.get(component)
@@ -76,12 +76,12 @@ def check_verifiable(stage: Stage, experiment: Experiment, environment: type[Env
             raise _not_verifiable(
                 name,
                 f"credit.components.{component}",
-                f"labels of {declared.labeller} that nobody else can check (is_checkable = false)",
-                "drop its weight, or use grpo or ppo",
+                found=f"labels of {declared.labeller} that nobody else can check (is_checkable = false)",
+                advice="drop its weight, or use grpo or ppo",
             )
 
 
-def _not_verifiable(name: str, field: str, found: str, advice: str) -> ExperimentError:
+def _not_verifiable(name: str, field: str, *, found: str, advice: str) -> ExperimentError:
     return ExperimentError(
         f"{field}: credit.algorithm = `{name}` is paid by what a program checks and by nothing else, found {found}; "
         f"{advice}"
