@@ -12,7 +12,7 @@ import pytest
 
 from kifu.envs import Task
 from kifu.envs.bugs import BugMaker
-from kifu.envs.linting import lint_repair, lint_task
+from kifu.envs.linting import lint_repair, lint_task, planted
 from kifu.envs.packages import Package, unpack
 from kifu.envs.repairs import RepairCase
 from kifu.envs.suites.code_repair import CodeRepair
@@ -109,7 +109,7 @@ def task() -> Iterator[Task]:
     with suite_workshop(slot=8, limits=Limits(wall_s=120.0, cpu_s=20, output_keep_bytes=1 << 20)) as workshop:
         made = BugMaker(unpack(package, archive), workshop=workshop)
         Small.makers.append(made)
-        yield Small.planted("small", 3)
+        yield planted(Small, "code_repair/small-3-1")
         Small.makers.clear()
         made.close()
 

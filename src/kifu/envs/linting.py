@@ -9,8 +9,8 @@ from kifu.envs.adapters.harbor.folder import HarborTask, read_harbor
 from kifu.envs.adapters.harbor.judge import by_script, image_of_task, solution_script
 from kifu.envs.instances import Instances
 from kifu.envs.spec import Task
-from kifu.envs.suites.code_repair import CodeRepair, repairs
-from kifu.errors import ArgumentError, UsageError
+from kifu.envs.suites.code_repair import CodeRepair, repairs, task_of
+from kifu.errors import UsageError
 from kifu.records import Verdict
 from kifu.sandbox import Tree
 from kifu.sandbox.globs import matches
@@ -120,10 +120,10 @@ def planted(environment: type[CodeRepair], name: str) -> Task:
     package, _, seed = package.rpartition("-")
     if not package or not seed.isascii() or not seed.isdigit() or rest != "1":
         raise UsageError(f"task {name!r}: expected code_repair/PACKAGE-SEED-1, e.g. code_repair/cachetools-3-1")
-    try:
-        return environment.planted(package, int(seed))
-    except ArgumentError as error:
-        raise UsageError(f"task {name!r}: {error}") from None
+    bug = environment.maker(package).make(int(seed))
+    if bug is None:
+        raise UsageError(f"task {name!r}: no choice of seed {seed} is noticed by the tests of {package}; take another")
+    return task_of(bug, "held_out" if package in environment.held_out else "train")
 
 
 def _honest(mended: Mapping[str, str]) -> dict[str, dict[str, str]]:

@@ -18,7 +18,7 @@ from kifu.envs.repairs import RepairCase, RepairSource, edits
 from kifu.envs.spec import Capabilities, Observation, Reply, Snapshot, Task
 from kifu.envs.splits import split_range
 from kifu.envs.tools import tool
-from kifu.errors import ArgumentError, UsageError
+from kifu.errors import UsageError
 from kifu.records import Json, StopReason, ToolCall, Trust, Verdict
 from kifu.sandbox import Limits, Policy, Tree, Wanted
 from kifu.sandbox.tree import path_problem
@@ -67,11 +67,9 @@ class CodeRepair(BoxedEnvironment):
     source: ClassVar[RepairSource | None] = None
     """Where tasks come from instead of planted bugs; see `kifu.envs.instances`."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._sheet = _Sheet()
-        self._case: RepairCase | None = None
-        self._verdicts: dict[str, Verdict] = {}
+    _sheet: _Sheet = _Sheet()
+    _case: RepairCase | None = None
+    _verdicts: dict[str, Verdict]
 
     @classmethod
     def maker(cls, package: str) -> BugMaker:
@@ -230,20 +228,7 @@ class CodeRepair(BoxedEnvironment):
         for at in split_range(split, seed):
             bug = cls.maker(names[at % len(names)]).make(at)
             if bug is not None:
-                yield _task_of(bug, split)
-
-    @classmethod
-    def planted(cls, package: str, seed: int) -> Task:
-        """The task of one bug, whatever its split: held out for a package that is.
-
-        Raises:
-            UsageError: nobody knows the package.
-            ArgumentError: no bug of this seed is noticed by the tests.
-        """
-        bug = cls.maker(package).make(seed)
-        if bug is None:
-            raise ArgumentError(f"no choice of seed {seed} in {package} is noticed by its tests; take another seed")
-        return _task_of(bug, "held_out" if package in cls.held_out else "train")
+                yield task_of(bug, split)
 
     @classmethod
     def demonstrate(cls, task: Task, *, seed: int = 0, noise: float = 0.0) -> tuple[ToolCall | str, ...]:
@@ -323,7 +308,8 @@ def _turn(
 _LIMITS = Limits(wall_s=60.0, cpu_s=20)
 
 
-def _task_of(bug: Bug, split: str) -> Task:
+def task_of(bug: Bug, split: str) -> Task:
+    """The task of a planted bug."""
     return Task(id=f"code_repair/{bug.id}", seed=bug.seed, family=bug.package, split=split, data=_data_of(bug))
 
 

@@ -99,6 +99,7 @@ class BoxedTrial:
         command: str,
         cwd: str | None = None,
         env: dict[str, str] | None = None,
+        *,
         timeout_sec: int | None = None,
         user: str | int | None = None,
     ) -> Any:  # noqa: ANN401  # Harbor's own type
