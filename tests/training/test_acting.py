@@ -8,6 +8,7 @@ from kifu.errors import ExperimentError
 from kifu.training.acting import own_agent
 from kifu.training.experiment import load_experiment
 from kifu.training.layers import HfPolicy, RecurrentPolicy
+from kifu.training.prepare import Prepared, prepare
 
 TEXT = Path(__file__).parents[2] / "recipes" / "key_door_text.toml"
 
@@ -22,3 +23,24 @@ def test_a_repair_is_off_unless_the_file_names_it() -> None:
 def test_an_unknown_repair_is_refused_by_its_field() -> None:
     with pytest.raises(ExperimentError, match=r"policy\.agent\.repair.*enum_arguments/1"):
         load_experiment(TEXT, overrides=["policy.agent={ type = 'tool_calling', repair = 'magic' }"])
+
+
+WINDOW = "policy.history={ type = 'window', turns = 2 }"
+
+
+def prepared(*sets: str) -> Prepared:
+    return prepare(load_experiment(TEXT, profile="check", overrides=["policy.model=tiny", *sets]))
+
+
+def test_a_window_is_part_of_the_protocol_and_its_absence_leaves_it_as_it_was() -> None:
+    plain, window = prepared(), prepared(WINDOW)
+    assert (plain.setting.window, window.setting.window and window.setting.window.turns) == (None, 2)
+    assert plain.protocol.tables["policy"]["history"] == "template/1"
+    assert window.protocol.tables["policy"]["history"] == "template/1+window/1(2)"
+    assert window.setting.provenance.history == "template/1+window/1(2)"
+
+
+@pytest.mark.parametrize("method", ["tree_grpo", "igpo"])
+def test_a_window_is_refused_where_a_method_reads_or_goes_on_from_the_middle(method: str) -> None:
+    with pytest.raises(ExperimentError, match=rf"policy\.history: credit\.algorithm = `{method}`|gold"):
+        prepared(WINDOW, f"credit={{ algorithm = '{method}', gamma = 1.0 }}", "update.group_size=6")

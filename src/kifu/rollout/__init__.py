@@ -6,6 +6,7 @@ from kifu.rollout.retelling import retell
 from kifu.rollout.run import run_rollout
 from kifu.rollout.session import Script, Session, tool_views
 from kifu.rollout.setting import Branchable, Limits, Setting
+from kifu.rollout.window import Window
 
 __all__ = [
     "Branchable",
@@ -18,6 +19,7 @@ __all__ = [
     "Script",
     "Session",
     "Setting",
+    "Window",
     "check_branchable",
     "means",
     "questions",

@@ -95,6 +95,10 @@ class EpisodeLog:
         """The one the present context is written on."""
         self.turns: list[Turn] = []
         self.messages: list[Message] = []
+        self.opening = 0
+        """Messages before the first turn."""
+        self.spoken: dict[int, Ints] = {}
+        """Ids of the policy's turns by the index of their message."""
         self.open: OpenTurn | None = None
         self.prompts: list[Prompt] = []
         """What stood before every turn."""

@@ -30,6 +30,7 @@ from kifu.render import Message, Parsed, ToolView, TrustForm, least_trust, with_
 from kifu.rollout.facts import Prompt
 from kifu.rollout.log import EpisodeLog, OpenTurn
 from kifu.rollout.setting import Setting
+from kifu.rollout.window import WINDOW, Window, relay
 from kifu.sandbox import EffectLog
 
 EFFECTS_HEAD = "effects.head"
@@ -110,6 +111,7 @@ class Session:
         opening = [Message(role="system", content=system)] if system else []
         first = with_trust(observation.text, observation.trust, self._setting.trust)
         self.log.messages = [*opening, *self._setting.examples, Message(role="user", content=first)]
+        self.log.opening = len(self.log.messages)
         with crossing(EnvironmentFailure, f"showing the first observation of {self._task.id}"):
             self.log.lay(self._setting.renderer.start(self.log.messages, tool_views(self.tools)))
 
@@ -141,6 +143,7 @@ class Session:
         self.log.messages.append(
             Message(role="assistant", content=parsed.text, reasoning=parsed.reasoning, calls=parsed.calls)
         )
+        self.log.spoken[len(self.log.messages) - 1] = written.token_ids
         self.log.open = OpenTurn(
             tape=self.log.tape.index,
             start=start,
@@ -196,6 +199,10 @@ class Session:
         """Append observations to the context, marked by the trust of the results they tell of."""
         results = () if self.log.open is None else self.log.open.results
         texts = shown(texts, results, form=self._setting.trust)
+        if self._setting.window is not None and self._setting.window.dropped(self.log.messages, self.log.opening):
+            with crossing(EnvironmentFailure, f"showing the results of turn {len(self.log.turns)}"):
+                _show_window(self._setting, self._setting.window, texts, log=self.log, views=tool_views(self.tools))
+            return
         renderer, ids = self._setting.renderer, self.log.ids
         ended = bool(ids.size) and int(ids[-1]) in renderer.stop_ids
         with crossing(EnvironmentFailure, f"showing the results of turn {len(self.log.turns)}"):
@@ -268,6 +275,29 @@ class Session:
             constraint=constraint,
             prefix_group=f"{self._key.purpose}/{self._key.step}/{self._key.group}",
         )
+
+
+def _show_window(
+    setting: Setting, window: Window, texts: Sequence[str], *, log: EpisodeLog, views: tuple[ToolView, ...]
+) -> None:
+    """Drop the turns out of sight and lay the rest anew, on a tape of its own that shares what stood before them."""
+    dropped = window.dropped(log.messages, log.opening)
+    messages = [*log.messages, *(Message(role="tool", content=text) for text in texts)]
+    kept = window.kept(messages, log.opening)
+    relaid = relay(
+        setting.renderer,
+        [messages[at] for at in kept],
+        before=log.ids,
+        opening=log.turns[0].start if log.turns else log.written.start,
+        tools=views,
+        known={to: log.spoken[at] for to, at in enumerate(kept) if at in log.spoken},
+    )
+    if log.open is not None:
+        log.open.events.append(Event(kind=WINDOW, detail={"by": window.id, "dropped": list(range(dropped))}))
+    log.fork(relaid.shared, by=window.id)
+    log.close_turn()
+    log.lay(relaid.pieces)
+    log.messages = messages
 
 
 def shown(texts: Sequence[str], results: Sequence[ToolResult], *, form: TrustForm | None) -> list[str]:

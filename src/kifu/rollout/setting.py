@@ -8,6 +8,7 @@ from kifu.envs import Environment, SnapshotKind
 from kifu.records import Provenance, Sampling, StopReason
 from kifu.records.blobs import BlobStore
 from kifu.render import Message, Renderer, TrustForm
+from kifu.rollout.window import Window
 from kifu.sandbox import EffectFile
 
 
@@ -70,6 +71,8 @@ class Setting:
     """Replaces the environment's own system text."""
     examples: tuple[Message, ...] = ()
     """Worked demonstrations that stand before the task."""
+    window: Window | None = None
+    """Turns that stay in the context; None: all of them."""
     trust: TrustForm | None = None
     """How observations that the task's author did not write are marked in the context; None: not at all."""
     records_value: bool = False

@@ -1,10 +1,58 @@
 """kifu's own strategy, as layer 2 of an experiment states it."""
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 from kifu.agents import AGENTS, REPAIRS, Agent
-from kifu.training.agent_layers import ToolCalling
-from kifu.training.layers import HfPolicy, PolicyLayer
+from kifu.credit.branching import Independent
+from kifu.credit.scored import NoScores
+from kifu.envs import Environment
+from kifu.errors import ExperimentError
+from kifu.rollout import Window
+from kifu.training.agent_layers import ToolCalling, WindowHistory
+from kifu.training.layers import Experiment, HfPolicy, PolicyLayer
+from kifu.training.stages import Stage
 
 AGENT = "tool_calling"
+
+
+def window_of(policy: PolicyLayer) -> Window | None:
+    """The window over turns that the file names; None shows all of them."""
+    layer = policy.history if isinstance(policy, HfPolicy) else None
+    return Window(turns=layer.turns) if isinstance(layer, WindowHistory) else None
+
+
+def history_of(policy: PolicyLayer, identity: Mapping[str, Any]) -> dict[str, Any]:
+    """Who acts and how its history grows, with the window's name and version in it."""
+    window = window_of(policy)
+    return {**identity} if window is None else {**identity, "history": f"{identity['history']}+{window.id}"}
+
+
+def check_history(experiment: Experiment, stages: Sequence[Stage], *, environment: type[Environment]) -> None:
+    """Refuse a window where something goes on from, or reads, the middle of a whole conversation.
+
+    Raises:
+        ExperimentError: the message says what to change.
+    """
+    policy = experiment.policy
+    if window_of(policy) is None:
+        return
+    assert isinstance(policy, HfPolicy)
+    if not isinstance(policy.agent, ToolCalling):
+        raise ExperimentError("policy.history: an outside agent keeps its own history; leave the window out")
+    if environment.capabilities.continuing:
+        raise ExperimentError(
+            f"policy.history: environment `{experiment.environment.name}` goes on from where a rollout was cut, with "
+            "the whole history; leave the window out"
+        )
+    for stage in stages:
+        plan = stage.algorithm.plan
+        if not isinstance(plan.rollout, Independent) or stage.refreshes or not isinstance(plan.scores, NoScores):
+            raise ExperimentError(
+                f"policy.history: credit.algorithm = `{stage.method}` goes on from turns of finished rollouts or reads "
+                "them as one text, and a window has dropped turns of it; leave the window out, or use a method that "
+                "needs whole rollouts alone, such as grpo"
+            )
 
 
 def own_agent(policy: PolicyLayer) -> Agent:

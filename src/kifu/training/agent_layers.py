@@ -49,4 +49,18 @@ class OutsideAgentLayer(Layer):
         return self
 
 
+class FullHistory(Layer):
+    """Every turn stays in the context."""
+
+    type: Literal["full"] = "full"
+
+
+class WindowHistory(Layer):
+    """What stood before the first turn and the last turns stay; earlier ones are dropped, as a recorded event."""
+
+    type: Literal["window"] = "window"
+    turns: int = Field(ge=1)
+
+
+HistoryLayer = Annotated[FullHistory | WindowHistory, Field(discriminator="type")]
 AgentLayer = Annotated[ToolCalling | OutsideAgentLayer, Field(discriminator="type")]

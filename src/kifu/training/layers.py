@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from kifu.training.agent_layers import AgentLayer, ToolCalling
+from kifu.training.agent_layers import AgentLayer, FullHistory, HistoryLayer, ToolCalling
 from kifu.training.credit_layers import CreditLayer, Fit
 from kifu.training.layer import Layer
 
@@ -122,6 +122,8 @@ class HfPolicy(Layer):
     decoding: Decoding = Decoding()
     agent: AgentLayer = ToolCalling()
     """Who acts."""
+    history: HistoryLayer = FullHistory()
+    """What of the conversation the policy is shown."""
     weights: Tuning = FullTuning()
 
 

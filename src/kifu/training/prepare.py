@@ -27,7 +27,7 @@ from kifu.render import (
     load_renderer,
 )
 from kifu.rollout import Limits, Script, Setting
-from kifu.training.acting import own_agent
+from kifu.training.acting import check_history, history_of, own_agent, window_of
 from kifu.training.branching import check_rollouts
 from kifu.training.components import check_paid
 from kifu.training.discount import with_discount
@@ -213,7 +213,7 @@ def prepare(loaded: Loaded, *, start: str | None = None, source: Mapping[str, st
         tokenizer=renderer.digests.tokenizer,
         template=renderer.digests.template,
         parser=renderer.digests.parser,
-        **acting(agent, outsider, renderer),
+        **history_of(experiment.policy, acting(agent, outsider, renderer)),
         start=start,
     )
     names, source = stored_names(experiment), source_of(environment) if source is None else source
@@ -264,6 +264,7 @@ def prepare(loaded: Loaded, *, start: str | None = None, source: Mapping[str, st
 
 def _check_stages(stages: Sequence[Stage], experiment: Experiment, environment: type[Environment]) -> None:
     """Refuse a stage that cannot work with this environment and this policy."""
+    check_history(experiment, stages, environment=environment)
     for stage in stages:
         if stage.fits is None:
             check_paid(experiment.model_copy(update={"credit": stage.credit}), stage.algorithm, environment)
@@ -426,6 +427,7 @@ def _setting(
         provenance=provenance,
         instructions=prompt.instructions if prompt else None,
         trust=prompt.trust_form if prompt else None,
+        window=window_of(policy),
         examples=()
         if not isinstance(policy, HfPolicy)
         else worked_examples(environment, policy.prompt, DIALECTS[policy.dialect], limit_s=_limit(experiment)),
