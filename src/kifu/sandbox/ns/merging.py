@@ -67,7 +67,7 @@ class _Merging:
         if found.st_nlink > 1 and not stat.S_ISCHR(found.st_mode):
             self._link(name, found)
         else:
-            self._copy(name, found, self._to, name)
+            self._copy(name, found, folder=self._to, new=name)
         return False
 
     def _enter(self, name: str, before: int | None) -> None:
@@ -88,11 +88,11 @@ class _Merging:
         """Names of one file stay names of one file."""
         shared = str(found.st_ino)
         if shared not in self._linked:
-            self._copy(name, found, self._shared, shared)
+            self._copy(name, found, folder=self._shared, new=shared)
             self._linked.add(shared)
         os.link(shared, name, src_dir_fd=self._shared, dst_dir_fd=self._to, follow_symlinks=False)
 
-    def _copy(self, name: str, found: os.stat_result, folder: int, new: str) -> None:
+    def _copy(self, name: str, found: os.stat_result, *, folder: int, new: str) -> None:
         kind = stat.S_IFMT(found.st_mode)
         if kind == stat.S_IFLNK:
             os.symlink(os.readlink(name, dir_fd=self._from), new, dir_fd=folder)
