@@ -83,7 +83,6 @@ async def test_a_function_becomes_a_record_with_the_verifiers_verdict(serve: Ser
 
 
 async def test_of_a_class_every_attempt_gets_an_instance_of_its_own(serve: Serve, turns: Turns) -> None:
-    @agent
     class Counting:
         def __init__(self) -> None:
             self.count = 0
@@ -94,7 +93,8 @@ async def test_of_a_class_every_attempt_gets_an_instance_of_its_own(serve: Serve
 
     gateway = serve(turns("hello"))
     async with serving(gateway) as url:
-        outside = Outside(gateway=gateway, url=url, agent=Counting, verify=lambda task, ran: ran.text == "hello1")
+        counted = agent(Counting)
+        outside = Outside(gateway=gateway, url=url, agent=counted, verify=lambda task, ran: ran.text == "hello1")
         records = await outside.run([(replace(KEY, member=at), TASK) for at in range(3)])
     assert [record.reward for record in records] == [1.0] * 3
 

@@ -116,20 +116,20 @@ def _parameter_docs(doc: str) -> dict[str, str]:
 
 def with_enum(spec: ToolSpec, parameter: str, values: Sequence[Json]) -> ToolSpec:
     """The same tool with one parameter limited to ``values``, for tools whose choices depend on the task."""
-    return _with(spec, parameter, "enum", list(values))
+    return _limited(spec, parameter, {"enum": list(values)})
 
 
 def with_pattern(spec: ToolSpec, parameter: str, pattern: str) -> ToolSpec:
     """The same tool with one text limited to a regular expression, ``^...$``; a grammar spells such an argument."""
-    return _with(spec, parameter, "pattern", pattern)
+    return _limited(spec, parameter, {"pattern": pattern})
 
 
-def _with(spec: ToolSpec, parameter: str, keyword: str, value: Json) -> ToolSpec:
+def _limited(spec: ToolSpec, parameter: str, limit: Mapping[str, Json]) -> ToolSpec:
     properties = _properties(spec)
     if parameter not in properties:
         raise UsageError(f"tool `{spec.name}` has no parameter `{parameter}`; {nearest(parameter, list(properties))}")
     schema = properties[parameter]
-    limited: dict[str, Json] = {**(schema if isinstance(schema, dict) else {}), keyword: value}
+    limited: dict[str, Json] = {**(schema if isinstance(schema, dict) else {}), **limit}
     return replace(spec, parameters={**spec.parameters, "properties": {**properties, parameter: limited}})
 
 

@@ -34,6 +34,7 @@ Verify: TypeAlias = Callable[[Task, Ran], "Verdict | bool | float | Awaitable[Ve
 
 
 AgentFunction: TypeAlias = Callable[[Task, Endpoint], object]
+AgentClass: TypeAlias = Callable[[], AgentFunction]
 """Takes a task and where its policy is; gives its answer."""
 
 
@@ -47,8 +48,8 @@ class Function:
         name: instead of the function's own.
     """
 
-    def __init__(self, call: AgentFunction, *, name: str | None = None) -> None:
-        self.call = call
+    def __init__(self, call: AgentFunction | AgentClass, *, name: str | None = None) -> None:
+        self.call: Any = call
         self.id = f"function:{name or getattr(call, '__qualname__', type(call).__name__)}"
 
     def __call__(self, task: Task, endpoint: Endpoint) -> object:
@@ -64,7 +65,7 @@ class Function:
             return Ran(value=await asyncio.to_thread(call, task, endpoint))
 
 
-def agent(call: AgentFunction) -> Function:
+def agent(call: AgentFunction | AgentClass) -> Function:
     """Decorator: a function ``(task, endpoint)``, or a class whose instances are called so, is an agent.
 
     It can be run, recorded and trained.

@@ -12,7 +12,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from itertools import accumulate, groupby
 from pathlib import Path
 from types import MappingProxyType
@@ -115,7 +115,7 @@ class ChatTokenizer:
         self.digest = hashlib.sha256(
             json.dumps([json.loads(self._full.to_str()), dict(self.variables), self.stop_ids], sort_keys=True).encode()
         ).hexdigest()
-        self._is_writable = lru_cache(maxsize=65_536)(self._check_writable)
+        self._is_writable = lru_cache(maxsize=65_536)(partial(_writes, self._plain))
         self._check_round_trip()
 
     @property
@@ -240,11 +240,6 @@ class ChatTokenizer:
             )
         table = str.maketrans({char: char.encode("unicode_escape").decode() for char in bad})
         return replace(chunk, text=chunk.text.translate(table))
-
-    def _check_writable(self, char: str) -> bool:
-        text = f"a{char}a"
-        ids = self._plain.encode(text, add_special_tokens=False).ids
-        return bool(self._plain.decode(ids, skip_special_tokens=False) == text)
 
     def _check_round_trip(self) -> None:
         for text in _PROBES:
@@ -376,6 +371,12 @@ def _occurrences(text: str, strings: Sequence[str]) -> list[tuple[int, int]]:
 def _matcher(tokens: Sequence[Added]) -> re.Pattern[str] | None:
     contents = sorted((token.content for token in tokens), key=len, reverse=True)
     return re.compile("|".join(map(re.escape, contents))) if contents else None
+
+
+def _writes(plain: Tokenizer, char: str) -> bool:
+    """Whether a character comes back from its ids."""
+    text = f"a{char}a"
+    return bool(plain.decode(plain.encode(text, add_special_tokens=False).ids, skip_special_tokens=False) == text)
 
 
 def _without_added(source: str) -> str:

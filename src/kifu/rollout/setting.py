@@ -1,6 +1,6 @@
 """What every rollout of a run shares: how the policy writes, what limits hold, what the record names."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from kifu.agents import Agent
@@ -89,4 +89,3 @@ class Setting:
     """Sampled tokens at the beginning of each turn whose entropies go on record."""
     effects: EffectFile | None = None
     """The run's log of effects, for environments that declare any."""
-    facts: Mapping[str, str] = field(default_factory=dict)

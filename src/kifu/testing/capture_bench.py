@@ -124,7 +124,7 @@ def all_once(kept: Kept, written: Sequence[Written]) -> str:
     wanted = Counter((item.prompt, item.ids) for item in written)
     left = [[token.trained for token in row] for row in kept.rows]
     for (prompt, ids), count in wanted.items():
-        found = sum(_take(row, trained, prompt, ids) for row, trained in zip(kept.rows, left, strict=True))
+        found = sum(_take(row, trained, prompt=prompt, ids=ids) for row, trained in zip(kept.rows, left, strict=True))
         must(
             found >= count,
             f"{count} turns of {len(ids)} tokens were sampled under a prompt of {len(prompt)}, {found} are trained so",
@@ -136,7 +136,7 @@ def all_once(kept: Kept, written: Sequence[Written]) -> str:
     return f"{total} sampled tokens of {len(written)} turns, each trained once under its own prefix"
 
 
-def _take(row: Row, trained: list[bool], prompt: Sequence[int], ids: Sequence[int]) -> int:
+def _take(row: Row, trained: list[bool], *, prompt: Sequence[int], ids: Sequence[int]) -> int:
     """Whether a row trains this turn under this prompt; takes the tokens off what is left to explain."""
     start, stop = len(prompt), len(prompt) + len(ids)
     here = tuple(token.id for token in row[:stop])

@@ -122,7 +122,7 @@ async def storm(folder: Path, *, sessions: int, at_once: int, kills: int, seed: 
         server = asyncio.create_task(weather.serve(upstream))
         try:
             await weather.ready()
-            agents = asyncio.gather(*(_agent(weather, gate, number, told) for number in range(sessions)))
+            agents = asyncio.gather(*(_agent(weather, number, gate=gate, told=told) for number in range(sessions)))
             await asyncio.wait((server, agents), return_when=asyncio.FIRST_COMPLETED)
             if server.done():
                 agents.cancel()
@@ -138,7 +138,7 @@ async def storm(folder: Path, *, sessions: int, at_once: int, kills: int, seed: 
     return _audit(weather, told)
 
 
-async def _agent(weather: _Weather, gate: asyncio.Semaphore, number: int, told: dict[str, list[str]]) -> None:
+async def _agent(weather: _Weather, number: int, *, gate: asyncio.Semaphore, told: dict[str, list[str]]) -> None:
     """Three turns of one conversation, each asked until it is answered; some answers are left in the middle."""
     mark = f"case-{number}s"
     weather.model.say(mark, Line(is_random=True))

@@ -31,17 +31,9 @@ class CollectorLimits(Layer):
     """Wall time of one call of the environment."""
 
 
-class EnvironmentLayer(Layer):
-    """Layer 1: the task and the environment."""
+class WorldFacts(Layer):
+    """What a reader must know of the world; the environment states what the file leaves empty."""
 
-    name: str
-    """A registered name or ``module:Class``."""
-    options: dict[str, Any] = Field(default={})
-    """Keyword arguments of the environment's constructor."""
-    tasks: str | None = None
-    """Path of a JSONL file with tasks, instead of the environment's own generator."""
-    splits: dict[str, str] = Field(default={"train": "seed 0..", "held_out": "seed 5_000_000.."})
-    """Split name to ``seed FIRST..`` or ``seed FIRST..LAST``; the ranges must not overlap."""
     decision_model: str = ""
     state: str = ""
     initial_states: str = ""
@@ -53,6 +45,19 @@ class EnvironmentLayer(Layer):
     success: str = ""
     failure: str = ""
     irreversible: str = ""
+
+
+class EnvironmentLayer(WorldFacts):
+    """Layer 1: the task and the environment."""
+
+    name: str
+    """A registered name or ``module:Class``."""
+    options: dict[str, Any] = Field(default={})
+    """Keyword arguments of the environment's constructor."""
+    tasks: str | None = None
+    """Path of a JSONL file with tasks, instead of the environment's own generator."""
+    splits: dict[str, str] = Field(default={"train": "seed 0..", "held_out": "seed 5_000_000.."})
+    """Split name to ``seed FIRST..`` or ``seed FIRST..LAST``; the ranges must not overlap."""
     task_limits: TaskLimits = TaskLimits()
     collector_limits: CollectorLimits = CollectorLimits()
     on_truncation: Literal["exclude", "terminal", "bootstrap"] = "exclude"
