@@ -12,6 +12,7 @@ Write = Callable[..., Path]
 
 _PRESSED = """
 import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job inherits that it is ignored
 import {module} as module
 
 def pressed(*args, **kwargs):
@@ -58,6 +59,7 @@ def test_an_interrupted_command_says_what_it_left(
 
 _SCRIPT = """
 import os, signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from pathlib import Path
 import kifu.training.run as module
 from kifu.training.experiment import load_experiment
