@@ -29,7 +29,7 @@ import numpy as np
 
 from kifu.algorithms import ALGORITHMS, Algorithm, build_algorithm
 from kifu.credit.branching import Independent
-from kifu.credit.sources import FreshRollouts, SuccessReplay
+from kifu.credit.sources import FreshRollouts, RefreshedPairs, SuccessReplay
 from kifu.evaluation import Interval, clustered_wilson, wilson
 from kifu.monitor import read_metrics
 from kifu.training.machine import this_cpu
@@ -38,7 +38,7 @@ TOP = Path(__file__).parents[1]
 PAGE = TOP / "docs" / "results" / "methods.md"
 BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"
 EPISODES, GROUP = 32, 8
-SOURCE = "reinforce"
+SOURCE, OTHER_SEED = "reinforce", 1_000
 """Whose records the offline methods learn from."""
 RANKED = "grpo"
 """Whose attempts, several at a task, a reward model is fitted to."""
@@ -106,6 +106,13 @@ class Job:
         """Of the method."""
         return option_sets(self.method)[self.variant]
 
+    @property
+    def source(self) -> "Job":
+        """Whose records an offline method learns from: of another seed where it samples, so that no two share an id."""
+        samples = isinstance(build_algorithm(self.method, self.options).plan.data, RefreshedPairs)
+        seed = self.seed + (OTHER_SEED if samples else 0)
+        return Job(method=SOURCE, world=self.world, seed=seed, steps=self.steps)
+
     def overrides(self, runs: Path) -> list[str]:
         """What is changed in the recipe."""
         options = self.options
@@ -127,7 +134,7 @@ class Job:
         if isinstance(algorithm.plan.data, SuccessReplay):
             found.append('environment.splits={ train = "seed 0..7", held_out = "seed 5_000_000.." }')
         if is_offline(algorithm):
-            source = runs / Job(method=SOURCE, world=self.world, seed=self.seed, steps=self.steps).name
+            source = runs / self.source.name
             outcome = "success" if algorithm.plan.demonstrations else "all"
             found.append(f'update.data={{ type = "stored", runs = ["{source.resolve()}"], outcome = "{outcome}" }}')
         if self.method == "rlhf_ppo":
@@ -170,12 +177,14 @@ def jobs(methods: Sequence[str], seeds: Sequence[int], *, steps: int, text: bool
         return
     ordered = sorted(methods, key=lambda name: (name != SOURCE, is_offline(build_algorithm(name)), name))
     for seed in seeds:
-        if any(is_offline(build_algorithm(name)) for name in methods) and SOURCE not in methods:
-            yield Job(method=SOURCE, world="key_door", seed=seed, steps=steps)
-        for method in ordered:
-            for world in ("key_door", *ELSEWHERE.get(method, ())):
-                for variant in range(len(option_sets(method))):
-                    yield Job(method=method, world=world, seed=seed, steps=steps, variant=variant)
+        planned = [
+            Job(method=method, world=world, seed=seed, steps=steps, variant=variant)
+            for method in ordered
+            for world in ("key_door", *ELSEWHERE.get(method, ()))
+            for variant in range(len(option_sets(method)))
+        ]
+        offline = [job for job in planned if is_offline(build_algorithm(job.method, job.options))]
+        yield from dict.fromkeys([*(job.source for job in offline), *planned])
 
 
 def run(job: Job, runs: Path) -> dict[str, Any]:
@@ -440,7 +449,8 @@ def main() -> int:
         with state.open("a") as file:
             file.write(json.dumps(found) + "\n")
         print(f"{job.name}  {found.get('after', found.get('error'))}  {found['wall_s']:.0f} s", flush=True)
-    results = [row for row in read(state) if asked.text or row["world"] != "key_door_text" or asked.table]
+    found_rows = [row for row in read(state) if row["seed"] < OTHER_SEED]
+    results = [row for row in found_rows if asked.text or row["world"] != "key_door_text" or asked.table]
     if results:
         write(asked.page, results)
     return 0
