@@ -1,7 +1,9 @@
 """RLVR: the reward written out by hand, the two updates it may take, and where it leaves GRPO and PPO."""
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from statistics import fmean, pstdev, stdev
 from typing import Any
 
@@ -11,7 +13,9 @@ import pytest
 from kifu.algorithms import ALGORITHMS, Feedback, build_algorithm, differing_axes
 from kifu.credit import Episode
 from kifu.credit.reading import RewardRules
+from kifu.errors import UsageError
 from kifu.objectives import PolicyObjective
+from kifu.training.explaining import explain_file
 
 Known = Callable[..., Episode]
 Train = Callable[..., Any]
@@ -91,6 +95,38 @@ def test_what_the_verifier_could_not_tell_is_in_no_statistic(make_known: Known, 
     assert [one.advantages_K.tolist() for one in told] == [one.advantages_K.tolist() for one in alone]
     assert [one.keeps(0) for one in beside] == [True, False, True, True]
     assert method.credit([unsure], RewardRules()) is None
+
+
+def test_the_critic_learns_from_the_others_as_if_what_cannot_be_told_were_not_there(make_known: Known) -> None:
+    """Its target stands in the update, since an update has targets for all or for none, and weighs nothing."""
+    sure = [make_known([float(won)], values=[0.5], outcome=float(won), success=won) for won in (True, False)]
+    unsure = make_known([0.8], values=[0.5], outcome=0.8, success=None)
+
+    found = build_algorithm("rlvr", {"baseline": "critic"}).credit([*sure, unsure], RewardRules()) or []
+
+    assert [one.value_targets_K is None for one in found] == [False, False, False]
+    assert [one.keeps(0) for one in found] == [True, True, False]
+
+
+def test_nothing_can_be_paid_for_nothing() -> None:
+    with pytest.raises(UsageError, match="verified"):
+        build_algorithm("rlvr", {"verified": 0.0})
+
+
+def test_a_file_that_does_not_tell_success_is_refused(tmp_path: Path) -> None:
+    turns = [{"tokens": [{"logprob": -0.1, "behaviour_logprob": -0.1}]}]
+    attempts = [{"id": name, "reward": reward, "turns": turns} for name, reward in (("T1", 1.0), ("T2", 0.0))]
+    file = tmp_path / "attempts.json"
+    file.write_text(json.dumps({"groups": [{"trajectories": attempts}]}))
+    with pytest.raises(UsageError, match=r"trajectory T1, `success`: missing"):
+        explain_file(file, algorithm="rlvr")
+
+    told = [{**attempt, "success": attempt["reward"] == 1.0} for attempt in attempts]
+    file.write_text(json.dumps({"groups": [{"trajectories": [*told, {**attempts[0], "id": "T3", "success": None}]}]}))
+    found = explain_file(file, algorithm="rlvr")
+    shown = [item["turns"][0]["advantage"] for item in found["groups"][0]["trajectories"]]
+    half = 2**-0.5  # two attempts, sample deviation
+    assert shown == [pytest.approx(half, abs=1e-5), pytest.approx(-half, abs=1e-5), 0.0]
 
 
 def test_a_group_with_one_outcome_is_left_out_however_it_was_graded(make_known: Known) -> None:

@@ -48,7 +48,7 @@ def test_demonstrations_are_not_called_the_policy_s_success() -> None:
     line = step_line(replace(_VIEW, success=[0.875], demonstrated=True, rollouts=8, note="warm start"))
 
     assert line == (
-        "step  5/12  imitation, demonstrations succeed 0.88  8 traces 3.1 s  "
+        "step  5/12  given attempts succeed 0.88  8 traces 3.1 s  "
         "trained 612 tokens of 1,940 nodes  ledger closed  warm start"
     )
 

@@ -21,6 +21,14 @@ def turns(candidate):
 
 def words(candidate):
     return candidate.answer
+
+
+def broken(candidate):
+    return 1 / 0
+
+
+def unsure(candidate):
+    return float("nan")
 """
 
 
@@ -95,8 +103,12 @@ def test_a_function_that_gives_no_number_is_named(model_run: Path, tmp_path: Pat
         assert judge_of(f"{tmp_path}/opinion.py:turns", run)(records) == {
             item.id: float(len(item.turns)) for item in records if not item.outcome.infra_error
         }
-        with pytest.raises(UsageError, match=r"opinion\.py:words` gave .* expected a number"):
+        with pytest.raises(UsageError, match=r"opinion\.py:words` gave .* expected a finite number"):
             judge_of(f"{tmp_path}/opinion.py:words", run)(records)
+        with pytest.raises(UsageError, match=r"opinion\.py:broken` raised ZeroDivisionError for .*division"):
+            judge_of(f"{tmp_path}/opinion.py:broken", run)(records)
+        with pytest.raises(UsageError, match=r"opinion\.py:unsure` gave nan for .* expected a finite number"):
+            judge_of(f"{tmp_path}/opinion.py:unsure", run)(records)
         with pytest.raises(UsageError, match="has no function `none`"):
             judge_of(f"{tmp_path}/opinion.py:none", run)
         with pytest.raises(UsageError, match=r"found 'somebody', expected a run folder"):

@@ -12,6 +12,7 @@ from kifu.algorithms.composition import (
     Epochs,
     Feedback,
     Plan,
+    Positive,
     ReductionName,
     Share,
     Source,
@@ -36,7 +37,7 @@ class Rlvr:
 
     baseline: Literal["group", "critic"] = "group"
     """``group``: the return relative to the group, as in GRPO. ``critic``: GAE over turns, as in PPO."""
-    verified: Amount = 1.0
+    verified: Positive = 1.0
     """Paid for a verified success; Tulu 3 pays 10. A group that is divided by its deviation does not see it."""
     beta: Amount = 0.0
     """Price of leaving the policy the stage began with: k3 inside the loss with ``group``, k1 inside the reward with
@@ -72,7 +73,8 @@ class Rlvr:
             "refused before the run: a reward model, learned signals on turns, an environment whose verdict is a "
             "model's judgement, a paid component that nobody but its labeller can check; during the run such a "
             "verdict is the verifier's failure and no reward",
-            "the verdict counts as success or not; its graded score pays nothing",
+            "the verdict counts as success or not; its graded score pays nothing. Components of turns that the "
+            "experiment weighs are paid beside it, if a program can check them",
             "an attempt that the verifier could not tell of is not trained and enters no statistic",
             "the paper's update is PPO with a critic; with `group` equal rewards leave a group out, with `critic` "
             "equal rewards silence nothing: the critic still learns",
@@ -87,7 +89,16 @@ class Rlvr:
         if not found:
             return None
         told = dict(zip(known, found, strict=True))
-        return [told.get(at) or _untold(one) for at, one in enumerate(group)]
+        return [told.get(at) or self._untold(one) for at, one in enumerate(group)]
+
+    def _untold(self, one: Episode) -> TurnCredit:
+        """Credit that trains no turn; a critic's target is there and weighs nothing."""
+        nothing_K = np.zeros(one.num_turns)
+        return TurnCredit(
+            advantages_K=nothing_K,
+            kept_K=np.zeros(one.num_turns, dtype=np.bool_),
+            value_targets_K=nothing_K if self.baseline == "critic" else None,
+        )
 
     def _paid(self, one: Episode) -> Episode:
         """The attempt with the verified reward in place of the verdict's score; what checks paid on the way stays."""
@@ -130,8 +141,3 @@ class Rlvr:
             needs_reference=self.beta > 0,
             verifiable=True,
         )
-
-
-def _untold(one: Episode) -> TurnCredit:
-    """Credit that trains no turn."""
-    return TurnCredit(advantages_K=np.zeros(one.num_turns), kept_K=np.zeros(one.num_turns, dtype=np.bool_))

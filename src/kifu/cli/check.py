@@ -18,7 +18,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 def check(
     *,
     file: Annotated[Path | None, typer.Argument(metavar="FILE", help="An experiment, TOML.")] = None,
-    profile: Annotated[str | None, typer.Option(help="A table under [profiles].")] = None,
+    profile: Annotated[str | None, typer.Option(help="A table under \\[profiles].")] = None,
     sets: Annotated[list[str] | None, typer.Option("--set", help="path.to.field=value; may be repeated.")] = None,
     measure: Annotated[bool, typer.Option(help="Run two small steps in a temporary folder.")] = True,
     schema: Annotated[bool, typer.Option("--schema", help="Print the JSON Schema of experiment files.")] = False,

@@ -19,7 +19,7 @@ def train(
     *,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="An experiment, TOML.")],
     seed: Annotated[int, typer.Option(help="Of the run; stands in every record.")] = 0,
-    profile: Annotated[str | None, typer.Option(help="A table under [profiles], e.g. check, quick, full.")] = None,
+    profile: Annotated[str | None, typer.Option(help="A table under \\[profiles], e.g. check, quick, full.")] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder; runs/<name>-seed<seed> by default.")] = None,
     sets: Annotated[list[str] | None, typer.Option("--set", help="path.to.field=value; may be repeated.")] = None,
     as_json: AsJson = False,

@@ -52,7 +52,7 @@ def step_line(view: StepView) -> str:
     done = f"{view.step}/{view.steps}"
     mean = "-" if last is None else f"{last:.2f}"
     shown = (
-        [f"imitation, demonstrations succeed {mean}"]
+        [f"given attempts succeed {mean}"]
         if view.demonstrated
         else [f"success {sparkline(view.success)} {mean}", f"informative {view.informative}/{view.groups}"]
     )

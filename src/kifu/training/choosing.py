@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from math import isfinite
 from numbers import Real
 from pathlib import Path
 from typing import TypeAlias
@@ -95,9 +96,12 @@ def _function_judge(name: str, judge: CandidateJudge) -> Scores:
         for record in records:
             if record.outcome.infra_error:
                 continue
-            told: object = judge(candidate_of(record))
-            if not isinstance(told, Real):
-                raise UsageError(f"--judge: `{name}` gave {told!r:.100} for {record.id}, expected a number")
+            try:
+                told: object = judge(candidate_of(record))
+            except Exception as cause:  # whatever a user's function raises
+                raise UsageError(f"--judge: `{name}` raised {type(cause).__name__} for {record.id}: {cause}") from cause
+            if not isinstance(told, Real) or not isfinite(told):
+                raise UsageError(f"--judge: `{name}` gave {told!r:.100} for {record.id}, expected a finite number")
             found[record.id] = float(told)
         return found
 

@@ -69,6 +69,8 @@ def _explained(path: Path, document: Document, *, given: Given, algorithm: str) 
         for item, seen in zip(group.trajectories, items, strict=True):
             if method.plan.needs_value and isinstance(seen.episode, Episode):
                 _check_values(item, str(path))
+            if method.plan.verifiable and isinstance(seen.episode, Episode):
+                _check_success(item, str(path))
     asked = given.options.get("whiten") is True
     found = explain(known, algorithm=method, rules=rules, whiten=asked if method.plan.needs_value else None)
     notes = [note for group in given.groups for item in group.trajectories for note in _doubts(item)]
@@ -133,6 +135,15 @@ def _planned(run: OpenedRun, line: PlanLine, *, stage: Stage, own: Sequence[Grou
 def _check_paid(name: str, known: list[str]) -> None:
     if name not in known:
         raise UsageError(f"`options.component`: no turn is paid `{name}`; {nearest(name, known)}")
+
+
+def _check_success(item: GivenTrajectory, where: str) -> None:
+    """A method that is paid by verified success alone is told what the verifier found."""
+    if item.outcome is None and "success" not in item.model_fields_set:
+        raise UsageError(
+            f"{where}: trajectory {item.id}, `success`: missing; the method pays verified success and nothing else. "
+            "Give true or false, or null where the verifier could not tell"
+        )
 
 
 def _check_values(item: GivenTrajectory, where: str) -> None:
