@@ -434,6 +434,17 @@ class TestRecordsOfAnEarlierStage:
         with pytest.raises(NoSignalError, match="stage `attempts` made no record of outcome `success`"):
             train(staged(few), out=tmp_path / "run", quiet=True)
 
+    def test_preferences_among_demonstrations_end_the_run_with_the_reason(self, tmp_path: Path) -> None:
+        """One trace a task, all of them right: no pair can be made, however long the stage is."""
+        overrides = [
+            *("machine.threads=1", "evaluation.tasks=2", 'stages.preference.update.data.stage="imitation"'),
+            "stages.preference.update.patience=2",
+        ]
+        loaded = load_experiment(RECIPES / "dpo_like.toml", profile="check", overrides=overrides)
+        with pytest.raises(NoSignalError, match="2 steps in a row in which `dpo` found nothing to learn in the stored"):
+            train(loaded, out=tmp_path / "run", quiet=True)
+        assert audit(tmp_path / "run").problems == ()
+
     def test_the_recipe_goes_from_imitation_to_preferences(self, tmp_path: Path) -> None:
         overrides = ["machine.threads=1", "evaluation.tasks=2"]
         loaded = load_experiment(RECIPES / "dpo_like.toml", profile="check", overrides=overrides)

@@ -347,12 +347,19 @@ class Loop:
         )
 
     def _stalled(self, assembled: Assembled, members: Iterable[Trajectory], stage: Stage) -> None:
-        is_solved = all(judged_success(member) is True for member in members)  # nothing left to learn is no failure
-        if assembled.informative or is_solved or stage.demonstrations is not None or stage.fits is not None:
+        from_records = stage.stored is not None
+        is_solved = not from_records and all(judged_success(member) is True for member in members)
+        learnt = assembled.denominators.tokens if from_records else assembled.informative
+        if learnt or is_solved or stage.demonstrations is not None or stage.fits is not None:
             self.progress.stalled = 0
             return
         self.progress.stalled += 1
         patience = stage.update.patience
+        if self.progress.stalled >= patience and from_records:
+            raise NoSignalError(
+                f"{patience} steps in a row in which `{stage.method}` found nothing to learn in the stored records. "
+                "Give it records with several attempts at a task that were not all judged alike"
+            )
         if self.progress.stalled >= patience:
             raise NoSignalError(
                 f"{patience} steps in a row without an informative group: every attempt at a task earned the same. "
