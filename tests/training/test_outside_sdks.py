@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import kifu
 from kifu.records import Purpose, RunReader
 from kifu.training.auditing import audit
 from kifu.training.experiment import load_experiment
@@ -71,7 +72,8 @@ def test_the_recipes_agents_are_short_and_know_nothing_of_kifu(name: str) -> Non
     assert "kifu" not in source
 
 
-def test_the_pages_example_trains_an_agent_as_it_is(tmp_path: Path) -> None:
+def test_the_pages_example_trains_an_agent_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kifu, "train", kifu.train)  # the audit loads the changed script, which makes it smaller
     page = (TOP / "docs" / "gateway.md").read_text().partition("## Train the agent you have")[2].partition("\n## ")[0]
     agent, script = (block.partition("\n```")[0] for block in page.split("```python\n")[1:3])
     lines = [line for text in (agent, script) for line in text.splitlines() if line.strip()]
