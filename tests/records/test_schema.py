@@ -35,6 +35,8 @@ def test_every_excluded_path_names_a_column() -> None:
         kind: pa.DataType = pa.struct(list(SCHEMA))
         for name in path.split("."):
             kind = kind.value_type if pa.types.is_list(kind) else kind
+            assert pa.types.is_struct(kind), path
+            assert kind.get_field_index(name) >= 0, path
             kind = kind.field(name).type
 
 
