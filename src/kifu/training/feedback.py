@@ -26,7 +26,30 @@ def _untrained(group: Sequence[Episode]) -> list[TurnCredit]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ranking:
+class _Asking:
+    """What stages that train no token share."""
+
+    def credit(self, group: Sequence[Episode], rules: RewardRules) -> list[TurnCredit] | None:
+        """No token is trained."""
+        return _untrained(group)
+
+    def objective(self) -> Objective:
+        """Never evaluated: the stage has no row."""
+        return LikelihoodObjective()
+
+    @property
+    def reduction(self) -> Reduction:
+        """Over nothing."""
+        return TokenMean()
+
+    @property
+    def plan(self) -> Plan:
+        """Fresh rollouts."""
+        return Plan()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranking(_Asking):
     """Attempts at one task are ranked by the verdict of the world; a reward model is fitted to the pairs."""
 
     card: ClassVar[Card] = Card(
@@ -58,23 +81,9 @@ class Ranking:
         """No token is trained; None when no two verdicts differ, so that nothing is ranked."""
         return _untrained(group) if preference_pairs([one.outcome for one in group]) else None
 
-    def objective(self) -> Objective:
-        """Never evaluated: the stage has no row."""
-        return LikelihoodObjective()
-
-    @property
-    def reduction(self) -> Reduction:
-        """Over nothing."""
-        return TokenMean()
-
-    @property
-    def plan(self) -> Plan:
-        """Fresh rollouts."""
-        return Plan()
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Collecting:
+class Collecting(_Asking):
     """Attempts are made and judged, for stages that learn from records; nothing is fitted."""
 
     card: ClassVar[Card] = Card(
@@ -96,27 +105,9 @@ class Collecting:
         neighbour="ranking: the same attempts; a reward model is fitted to their order",
     )
 
-    def credit(self, group: Sequence[Episode], rules: RewardRules) -> list[TurnCredit] | None:
-        """No token is trained."""
-        return _untrained(group)
-
-    def objective(self) -> Objective:
-        """Never evaluated: the stage has no row."""
-        return LikelihoodObjective()
-
-    @property
-    def reduction(self) -> Reduction:
-        """Over nothing."""
-        return TokenMean()
-
-    @property
-    def plan(self) -> Plan:
-        """Fresh rollouts."""
-        return Plan()
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Labelling:
+class Labelling(_Asking):
     """Every turn is labelled by how its attempt ended; a process reward model is fitted to the labels."""
 
     card: ClassVar[Card] = Card(
@@ -142,21 +133,3 @@ class Labelling:
             "the model is a GRU over the token ids up to the end of the turn, not a language model: ours",
         ),
     )
-
-    def credit(self, group: Sequence[Episode], rules: RewardRules) -> list[TurnCredit] | None:
-        """No token is trained."""
-        return _untrained(group)
-
-    def objective(self) -> Objective:
-        """Never evaluated: the stage has no row."""
-        return LikelihoodObjective()
-
-    @property
-    def reduction(self) -> Reduction:
-        """Over nothing."""
-        return TokenMean()
-
-    @property
-    def plan(self) -> Plan:
-        """Fresh rollouts."""
-        return Plan()
