@@ -287,7 +287,7 @@ def test_a_trajectory_that_the_algorithm_masks_is_held_back_and_stays_in_its_gro
     found = put(group(*members), algorithm="simpletir", options={"eps": 0.0})
 
     assert [found.buckets[member.id] for member in members] == [Bucket.TRAINED, Bucket.HELD_BACK, Bucket.TRAINED]
-    assert found.why == {members[1].id: "the algorithm masked every token of it"}
+    assert found.why == {members[1].id: "a turn of it is void"}
     assert [(row.trajectory, row.advantages.tolist()) for row in found.rows] == [
         (members[0].id, pytest.approx([1.0] * 3)),
         (members[2].id, pytest.approx([0.0] * 2)),

@@ -114,7 +114,7 @@ def test_a_masked_trajectory_is_named_and_has_no_ratio() -> None:
     found = told(Masking(), known(0, 1.0), known(1, 0.0))
 
     masked, trained = found.groups[0]
-    assert masked.filtered == "every token is masked"
+    assert masked.filtered == "the method keeps none of its turns"
     assert masked.weights_N.tolist() == [0.0] * 3
     assert masked.ratios_N is not None
     assert np.isnan(masked.ratios_N).all()
@@ -127,7 +127,8 @@ def test_a_masked_trajectory_is_named_and_has_no_ratio() -> None:
 def test_a_group_without_signal_is_left_out_and_said_to_be() -> None:
     found = told(build_algorithm("grpo"), known(0, 1.0), known(1, 1.0))
 
-    assert [member.filtered for member in found.groups[0]] == ["its group carries no signal"] * 2
+    why = "its group carries no signal: found 2 attempts that earned 1, expected returns that differ"
+    assert [member.filtered for member in found.groups[0]] == [why] * 2
     assert [member.advantages_N for member in found.groups[0]] == [None, None]
     assert (found.loss, found.denominators.tokens) == (0.0, 0)
 
@@ -226,4 +227,4 @@ def test_a_preference_is_shared_by_both_sides_of_its_pair_and_masks_whoever_is_i
     assert found.loss == pytest.approx(np.log1p(exp(-0.1 * margin)))
     shares = [member.losses_N for member in found.groups[0]]
     assert sum(float(share.sum()) for share in shares if share is not None) == pytest.approx(found.loss)
-    assert [member.filtered for member in found.groups[0]] == [None, None, "every token is masked"]
+    assert [member.filtered for member in found.groups[0]] == [None, None, "it stands in no preference pair"]

@@ -97,7 +97,9 @@ class AgenticDpo:
                 kept_K[wrong.turn] = True
             sign = 1.0 if at == expert else -1.0
             pair = 0 if bool(kept_K.any()) else None
-            found.append(TurnCredit(advantages_K=np.where(kept_K, sign, 0.0), kept_K=kept_K, pair=pair))
+            left_out = "it is neither the expert nor the action compared with it" if pair is None else None
+            advantages_K = np.where(kept_K, sign, 0.0)
+            found.append(TurnCredit(advantages_K=advantages_K, kept_K=kept_K, pair=pair, left_out=left_out))
         return found
 
     def objective(self) -> Objective:
@@ -131,7 +133,13 @@ class AgenticDpo:
                 round_steps=self.round_steps,
             )
         )
-        return Plan(data=data, epochs=self.epochs, needs_group=True, untempered=True)
+        return Plan(
+            data=data,
+            epochs=self.epochs,
+            needs_group=True,
+            untempered=True,
+            signal="an expert: an attempt, no branch, that earns `min_reward`",
+        )
 
 
 def _sampled_at(group: Sequence[Episode], expert: int) -> int | None:

@@ -104,6 +104,8 @@ class TurnCredit:
     """What the critic is regressed on; None without a critic."""
     pair: int | None = None
     """Number of its preference pair within the group; advantages above 0 are the preferred side."""
+    left_out: str | None = None
+    """Why none of its turns is trained, where the method keeps none."""
 
     def tokens(self, turn: int, count: int) -> Doubles:
         """``[N]`` advantage of each of a turn's ``count`` trained tokens."""
@@ -192,6 +194,8 @@ class Plan:
     """Rounds of sampling at most until as many groups as were asked for have a signal."""
     scores: ScoredFacts = field(default_factory=NoScores)
     """What a model tells of every finished rollout before it is credited."""
+    signal: str = "returns that differ"
+    """What a group must hold to be trained; people read it where a group is left out."""
 
 
 def options_of(algorithm: Algorithm) -> dict[str, object]:

@@ -64,7 +64,9 @@ class Dpo:
         for at, episode in enumerate(group):
             pair, sign = sides.get(at, (None, 0.0))
             kept_K = np.full(episode.num_turns, pair is not None)
-            found.append(TurnCredit(advantages_K=np.full(episode.num_turns, sign), kept_K=kept_K, pair=pair))
+            left_out = "it stands in no preference pair" if pair is None else None
+            advantages_K = np.full(episode.num_turns, sign)
+            found.append(TurnCredit(advantages_K=advantages_K, kept_K=kept_K, pair=pair, left_out=left_out))
         return found
 
     def objective(self) -> Objective:
@@ -79,4 +81,10 @@ class Dpo:
     @property
     def plan(self) -> Plan:
         """Records of finished runs, in pairs, and a reference."""
-        return Plan(data=StoredPairs(), epochs=self.epochs, needs_group=True, needs_reference=True)
+        return Plan(
+            data=StoredPairs(),
+            epochs=self.epochs,
+            needs_group=True,
+            needs_reference=True,
+            signal="two attempts whose rewards differ by more than `margin`",
+        )

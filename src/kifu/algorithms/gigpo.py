@@ -112,7 +112,9 @@ class GiGpo:
     @property
     def plan(self) -> Plan:
         """Fresh rollouts in groups."""
-        return Plan(needs_group=True, epochs=self.epochs)
+        return Plan(
+            needs_group=True, epochs=self.epochs, signal="returns that differ, of attempts or from one state on"
+        )
 
 
 def _scores(group: Sequence[Episode], rules: RewardRules) -> list[float]:

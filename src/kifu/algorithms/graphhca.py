@@ -98,4 +98,8 @@ class GraphHca:
     @property
     def plan(self) -> Plan:
         """Fresh rollouts in groups."""
-        return Plan(needs_group=True, epochs=self.epochs)
+        return Plan(
+            needs_group=True,
+            epochs=self.epochs,
+            signal="returns that differ, or acts in one state that lead differently close to success",
+        )

@@ -115,7 +115,12 @@ class Hcapo:
     @property
     def plan(self) -> Plan:
         """Fresh rollouts in groups."""
-        return Plan(needs_group=True, epochs=self.epochs, scores=self._scores)
+        return Plan(
+            needs_group=True,
+            epochs=self.epochs,
+            scores=self._scores,
+            signal="returns that differ, or turns whose value in hindsight does",
+        )
 
     @property
     def _scores(self) -> HindsightScores:

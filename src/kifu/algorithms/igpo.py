@@ -113,7 +113,12 @@ class Igpo:
     @property
     def plan(self) -> Plan:
         """Fresh rollouts in groups."""
-        return Plan(needs_group=True, epochs=self.epochs, scores=self._scores)
+        return Plan(
+            needs_group=True,
+            epochs=self.epochs,
+            scores=self._scores,
+            signal="gains or outcomes that differ at one place",
+        )
 
     @property
     def _scores(self) -> GoldScores:

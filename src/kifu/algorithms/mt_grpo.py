@@ -82,7 +82,8 @@ class MtGrpo:
             count = episode.num_turns
             turn, outcome, both = a_turn[i], a_outcome[i], a_both[i]
             if turn is None or outcome is None or both is None:
-                found.append(TurnCredit(advantages_K=np.zeros(count), kept_K=np.zeros(count, dtype=np.bool_)))
+                nothing_K = np.zeros(count)
+                found.append(TurnCredit(advantages_K=nothing_K, kept_K=nothing_K > 0, left_out="nobody judged it"))
             elif at is None:
                 found.append(TurnCredit(advantages_K=np.full(count, both)))
             else:
@@ -106,7 +107,12 @@ class MtGrpo:
     @property
     def plan(self) -> Plan:
         """Fresh rollouts in groups."""
-        return Plan(needs_group=True, epochs=self.epochs, turn_rewards=TurnRewards(component=self.component))
+        return Plan(
+            needs_group=True,
+            epochs=self.epochs,
+            turn_rewards=TurnRewards(component=self.component),
+            signal="outcomes or rewards of the first tool turn that differ",
+        )
 
 
 def _first_tool_turn(episode: Episode) -> int | None:

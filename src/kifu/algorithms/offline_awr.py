@@ -91,5 +91,9 @@ class OfflineAwr:
     def plan(self) -> Plan:
         """Records of finished runs."""
         return Plan(
-            data=StoredTrajectories(), epochs=self.epochs, whiten=self.normalize, whitening=PopulationStd(eps=1e-5)
+            data=StoredTrajectories(),
+            epochs=self.epochs,
+            whiten=self.normalize,
+            whitening=PopulationStd(eps=1e-5),
+            signal="advantages that differ over the update",
         )

@@ -89,4 +89,5 @@ class ReinforcePlusPlus:
             epochs=self.epochs,
             whiten=True,
             whitening=scale_of(self.std, eps=self.eps),
+            signal="advantages that differ over the update",
         )

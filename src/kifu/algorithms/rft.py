@@ -61,20 +61,26 @@ class Rft:
 
     def credit(self, group: Sequence[Episode], rules: RewardRules) -> list[TurnCredit] | None:
         """Advantage 1 for every turn of an attempt that passes, none for the others; None when nobody passes."""
-        passes = [self._passes(episode) for episode in group]
-        if not any(passes):
+        failings = [self._failing(episode) for episode in group]
+        if None not in failings:
             return None
         return [
-            TurnCredit(advantages_K=np.full(episode.num_turns, float(kept)), kept_K=np.full(episode.num_turns, kept))
-            for episode, kept in zip(group, passes, strict=True)
+            TurnCredit(
+                advantages_K=np.full(episode.num_turns, float(failing is None)),
+                kept_K=np.full(episode.num_turns, failing is None),
+                left_out=failing,
+            )
+            for episode, failing in zip(group, failings, strict=True)
         ]
 
-    def _passes(self, episode: Episode) -> bool:
+    def _failing(self, episode: Episode) -> str | None:
+        """Why the attempt is not imitated."""
         if episode.outcome is None or episode.outcome < self.min_reward:
-            return False
+            return f"it earned {episode.outcome}, less than min_reward {self.min_reward:g}"
         if self.max_tokens is not None and sum(episode.lengths_K) > self.max_tokens:
-            return False
-        return not self.min_calls or sum(turn.calls_tool for turn in episode.facts("calls_tool")) >= self.min_calls
+            return f"it is {sum(episode.lengths_K)} tokens long, more than max_tokens {self.max_tokens}"
+        calls = sum(turn.calls_tool for turn in episode.facts("calls_tool")) if self.min_calls else 0
+        return f"it called {calls} tools, fewer than min_calls {self.min_calls}" if calls < self.min_calls else None
 
     def objective(self) -> Objective:
         """Negative log-likelihood."""
@@ -88,4 +94,4 @@ class Rft:
     @property
     def plan(self) -> Plan:
         """Fresh rollouts."""
-        return Plan(epochs=self.epochs)
+        return Plan(epochs=self.epochs, signal="an attempt that passes: min_reward, max_tokens and min_calls")

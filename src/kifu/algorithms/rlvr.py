@@ -98,6 +98,7 @@ class Rlvr:
             advantages_K=nothing_K,
             kept_K=np.zeros(one.num_turns, dtype=np.bool_),
             value_targets_K=nothing_K if self.baseline == "critic" else None,
+            left_out="the verifier could not tell whether it succeeded",
         )
 
     def _paid(self, one: Episode) -> Episode:
@@ -140,4 +141,5 @@ class Rlvr:
             epochs=self.epochs,
             needs_reference=self.beta > 0,
             verifiable=True,
+            signal="a verdict" if has_critic else "verdicts that differ",
         )

@@ -77,7 +77,9 @@ class SimpleTir:
         if found is None or all(is_void):
             return None
         return [
-            replace(credit, kept_K=np.zeros(credit.advantages_K.size, dtype=np.bool_)) if void else credit
+            replace(credit, kept_K=np.zeros(credit.advantages_K.size, dtype=np.bool_), left_out="a turn of it is void")
+            if void
+            else credit
             for credit, void in zip(found, is_void, strict=True)
         ]
 
@@ -95,4 +97,9 @@ class SimpleTir:
     @property
     def plan(self) -> Plan:
         """Fresh rollouts in groups whose success is neither rare nor certain."""
-        return Plan(needs_group=True, epochs=self.epochs, selection=SuccessBand(low=self.band_low, high=self.band_high))
+        return Plan(
+            needs_group=True,
+            epochs=self.epochs,
+            selection=SuccessBand(low=self.band_low, high=self.band_high),
+            signal="returns that differ, and an attempt without a void turn",
+        )

@@ -104,4 +104,5 @@ class StarPoS:
             epochs=self.epochs,
             whiten=self.whiten,
             selection=TopSpread(share=self.share),
+            signal="rewards that differ",
         )

@@ -98,4 +98,9 @@ class Tara:
     @property
     def plan(self) -> Plan:
         """Fresh rollouts in groups."""
-        return Plan(needs_group=True, epochs=self.epochs, turn_rewards=TurnRewards(component=self.component))
+        return Plan(
+            needs_group=True,
+            epochs=self.epochs,
+            turn_rewards=TurnRewards(component=self.component),
+            signal="checks of turns that differ at one turn index",
+        )

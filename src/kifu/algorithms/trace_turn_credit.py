@@ -120,7 +120,12 @@ class TraceTurnCredit:
     @property
     def plan(self) -> Plan:
         """Fresh rollouts in groups."""
-        return Plan(needs_group=True, epochs=self.epochs, scores=self._scores)
+        return Plan(
+            needs_group=True,
+            epochs=self.epochs,
+            scores=self._scores,
+            signal="returns that differ, or a tool turn that moved the gold answer",
+        )
 
     @property
     def _scores(self) -> GoldScores:

@@ -98,8 +98,9 @@ def assemble(
     for members, group in zip(usable, update.groups, strict=True):
         for at, (member, _) in enumerate(members):
             buckets[member.id] = Bucket.TRAINED if group.members else Bucket.DEGENERATE
-            if group.members and _is_masked(group.members[at]):
-                buckets[member.id], why[member.id] = Bucket.HELD_BACK, "the algorithm masked every token of it"
+            masked = group.members[at].left_out if group.members and group.members[at].weights_N.size else None
+            if masked is not None:
+                buckets[member.id], why[member.id] = Bucket.HELD_BACK, masked
             elif group.members:
                 made = _rows(member, group.members[at], over=update.denominators, scored=scored)
                 rows += map(_untempered, made) if algorithm.plan.untempered else made
@@ -130,11 +131,6 @@ def assemble(
         rescored=frozenset(scored.present) & {row.trajectory for row in rows},
         charges=rules.charges,
     )
-
-
-def _is_masked(credited: Credited) -> bool:
-    """Whether a trajectory has tokens to train and its credit keeps none of them."""
-    return credited.weights_N.size > 0 and not bool(credited.weights_N.any())
 
 
 def usable_members(

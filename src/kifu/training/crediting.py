@@ -39,6 +39,15 @@ class Credited:
     weights_N: Doubles
     """Factor in the summed loss; 0 takes the token out."""
 
+    @property
+    def left_out(self) -> str | None:
+        """Why no token of it is trained; None where one is."""
+        if self.weights_N.any():
+            return None
+        if not self.weights_N.size:
+            return "it holds no token that could be trained"
+        return self.credit.left_out or "the method keeps none of its turns"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Denominators:

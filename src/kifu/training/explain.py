@@ -117,7 +117,7 @@ def explain(
     ]
     told = _tell(trained, algorithm.objective(), update)
     return Explanation(
-        groups=_explained(groups, update, told),
+        groups=_explained(groups, update, told, needs=algorithm.plan.signal),
         denominators=update.denominators,
         loss=told.loss,
         parts=told.parts,
@@ -143,11 +143,12 @@ def _episode(item: Known) -> Episode:
 
 
 def _explained(
-    groups: Sequence[Sequence[Known]], update: CreditedUpdate, told: _Told
+    groups: Sequence[Sequence[Known]], update: CreditedUpdate, told: _Told, *, needs: str
 ) -> tuple[tuple[Explained, ...], ...]:
     found, at = [], 0
     for items, group in zip(groups, update.groups, strict=True):
         members, credited = [], iter(group.members)
+        silent = "the selection of groups left its group out" if group.is_informative else _no_signal(items, needs)
         for item in items:
             size = item.turns_N.size
             if isinstance(item.episode, Episode) and group.members:
@@ -156,7 +157,7 @@ def _explained(
                 members.append(
                     Explained(
                         id=item.id,
-                        filtered=None if one.weights_N.any() else "every token is masked",
+                        filtered=one.left_out,
                         copies=one.credit.copies,
                         turns_N=item.turns_N,
                         advantages_N=one.advantages_N,
@@ -167,8 +168,7 @@ def _explained(
                     )
                 )
                 continue
-            reason = "the selection of groups left its group out" if group.is_informative else NO_SIGNAL
-            why = item.episode if isinstance(item.episode, str) else reason
+            why = item.episode if isinstance(item.episode, str) else silent
             members.append(
                 Explained(id=item.id, filtered=why, copies=0, turns_N=item.turns_N, weights_N=np.zeros(size))
             )
@@ -176,8 +176,14 @@ def _explained(
     return tuple(found)
 
 
-NO_SIGNAL = "its group carries no signal"
-"""Said of members whose group the method leaves out."""
+def _no_signal(items: Sequence[Known], needs: str) -> str:
+    """What a group holds, and what the method would have needed."""
+    earned = sorted(float(item.episode.rewards_K.sum()) for item in items if isinstance(item.episode, Episode))
+    if not earned:
+        return "none of its group takes part"
+    said = f"{earned[0]:g}" if earned[0] == earned[-1] else f"{earned[0]:g} to {earned[-1]:g}"
+    attempts = f"{len(earned)} attempt{'s' if len(earned) > 1 else ''} that earned {said}"
+    return f"its group carries no signal: found {attempts}, expected {needs}"
 
 
 def _tell(trained: Sequence[tuple[Known, Credited]], objective: Objective, update: CreditedUpdate) -> _Told:
