@@ -44,3 +44,36 @@ def test_a_window_is_part_of_the_protocol_and_its_absence_leaves_it_as_it_was() 
 def test_a_window_is_refused_where_a_method_reads_or_goes_on_from_the_middle(method: str) -> None:
     with pytest.raises(ExperimentError, match=rf"policy\.history: credit\.algorithm = `{method}`|gold"):
         prepared(WINDOW, f"credit={{ algorithm = '{method}', gamma = 1.0 }}", "update.group_size=6")
+
+
+MEMORY = "policy.agent={ type = 'tool_calling', memory = { type = 'key_value', entries = 4 } }"
+WORLDS = Path(__file__).with_name("memory_worlds.py")
+
+
+def free(*sets: str) -> Prepared:
+    """As `prepared`, of the recipe that decodes freely."""
+    path = TEXT.with_name("key_door_text_sft.toml")
+    return prepare(load_experiment(path, profile="check", overrides=["policy.model=tiny", *sets]))
+
+
+def test_a_memory_is_part_of_the_protocol_and_its_absence_leaves_it_as_it_was() -> None:
+    plain, memory, larger = free(), free(MEMORY), free(MEMORY.replace("4", "5"))
+    assert plain.setting.memory is None
+    assert plain.protocol.tables["policy"]["memory"] == "none outside the context"
+    assert memory.protocol.tables["policy"]["memory"] == "key_value/1(entries=4, characters=200)"
+    assert len({item.protocol.hash for item in (plain, memory, larger)}) == 3
+
+
+def test_a_memory_is_refused_where_a_grammar_could_not_spell_its_texts() -> None:
+    with pytest.raises(
+        ExperimentError, match=r"policy\.agent\.memory: .* which policy\.decoding\.grammar cannot spell"
+    ):
+        prepared(MEMORY)
+
+
+@pytest.mark.parametrize(
+    ("world", "why"), [("Recalling", "has a tool `recall` of its own"), ("Endless", "a memory ends with its rollout")]
+)
+def test_a_memory_is_refused_where_the_world_does_not_suit_it(world: str, why: str) -> None:
+    with pytest.raises(ExperimentError, match=rf"policy\.agent\.memory: .*{why}"):
+        free(MEMORY, f"environment.name={WORLDS}:{world}")

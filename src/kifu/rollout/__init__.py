@@ -6,6 +6,7 @@ from kifu.rollout.retelling import retell
 from kifu.rollout.run import run_rollout
 from kifu.rollout.session import Script, Session, tool_views
 from kifu.rollout.setting import Branchable, Limits, Setting
+from kifu.rollout.toolbox import Toolbox
 from kifu.rollout.window import Window
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "Script",
     "Session",
     "Setting",
+    "Toolbox",
     "Window",
     "check_branchable",
     "means",

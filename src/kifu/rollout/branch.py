@@ -22,6 +22,7 @@ from kifu.render import Message, Parsed
 from kifu.rollout.facts import Prompt
 from kifu.rollout.session import EFFECTS_END, EFFECTS_HEAD, Session, shown, tool_views
 from kifu.rollout.setting import Branchable, Setting
+from kifu.rollout.toolbox import Toolbox
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +140,7 @@ class Trail:
         if parent.tape_ids(0)[: session.log.ids.size].tolist() != session.log.ids.tolist():
             raise EnvironmentFailure(f"{where}: the task now begins with another prompt")
         assert setting.branchable is not None
-        how, digest = await _put_back(setting.branchable, guard, told=told, turn=turn, where=where)
+        how, digest = await _put_back(setting.branchable, guard, session.toolbox, told=told, turn=turn, where=where)
         session.environment_s += time.perf_counter() - began
         views, renderer = tool_views(session.tools), setting.renderer
         writings = [renderer.parse(parent.tape_ids(old.tape)[old.start : old.stop], views) for old in told]
@@ -236,32 +237,35 @@ def _note(digest: str, blob: str | None) -> Event:
 
 
 async def _put_back(
-    branchable: Branchable, guard: GuardedEnvironment, *, told: Sequence[Turn], turn: Turn, where: str
+    branchable: Branchable,
+    guard: GuardedEnvironment,
+    toolbox: Toolbox,
+    *,
+    told: Sequence[Turn],
+    turn: Turn,
+    where: str,
 ) -> tuple[str, str]:
-    """Bring the environment, freshly reset, to the state before ``turn``: how that was done, and its digest."""
+    """Bring environment and memory, freshly begun, to the state before ``turn``: how that was done, and its digest."""
     noted = turn.kept_state or (turn.state_before and (turn.state_before, None))
     if not noted:
         raise EnvironmentFailure(f"{where}: the state before it was not noted, so nothing could be checked")
     digest, blob = noted
     if blob is None:
-        await _replay(guard, told, where=where)
+        await _replay(toolbox, told, where=where)
         if guard.final_digest != digest:
             raise EnvironmentFailure(
                 f"{where}: the same actions lead to state {guard.final_digest}, they led to {digest} before"
             )
         return "replay", digest
+    toolbox.retrace(told)
     data = await asyncio.to_thread(branchable.states.get, blob)
     await guard.restore(data if branchable.snapshot is SnapshotKind.BYTES else read_state(data), digest=digest)
     return "snapshot", digest
 
 
-async def _replay(guard: GuardedEnvironment, told: Sequence[Turn], *, where: str) -> None:
+async def _replay(toolbox: Toolbox, told: Sequence[Turn], *, where: str) -> None:
     for turn in told:
-        for result in turn.results:
-            if result.call is None:
-                answer = await guard.reject(turn.action.parse_error or result.error or "")
-            else:
-                answer = await guard.call(turn.action.executed[result.call])
+        async for result, answer, _ in toolbox.again(turn):
             before = (result.digest_before, result.text, result.error)
             if (answer.digest_before, answer.reply.text, answer.reply.error) != before:
                 raise EnvironmentFailure(f"{where}: turn {turn.index} is answered differently when it is replayed")

@@ -12,6 +12,7 @@ from kifu.render import Message, with_trust
 from kifu.rollout.facts import Conversation, Prompt
 from kifu.rollout.session import tool_views
 from kifu.rollout.setting import Setting
+from kifu.rollout.toolbox import Toolbox
 
 
 async def retell(setting: Setting, trajectory: Trajectory, *, task: Task) -> Conversation:
@@ -32,19 +33,15 @@ async def retell(setting: Setting, trajectory: Trajectory, *, task: Task) -> Con
         opening = [Message(role="system", content=system)] if system else []
         first = with_trust(observation.text, observation.trust, setting.trust)
         messages = [*opening, *setting.examples, Message(role="user", content=first)]
-        prompts: list[Prompt] = []
+        toolbox, prompts = Toolbox(guard, setting.memory), list[Prompt]()
         for turn in trajectory.turns:
-            views = tool_views(guard.tools())
+            views = tool_views(toolbox.specs)
             parsed = setting.renderer.parse(trajectory.tape_ids(turn.tape)[turn.start : turn.stop], views)
             prompts.append(Prompt(messages=len(messages), tools=views))
             messages.append(
                 Message(role="assistant", content=parsed.text, reasoning=parsed.reasoning, calls=parsed.calls)
             )
-            for result in turn.results:
-                if result.call is None:
-                    answer = await guard.reject(turn.action.parse_error or result.error or "")
-                else:
-                    answer = await guard.call(turn.action.executed[result.call])
+            async for result, answer, _ in toolbox.again(turn):
                 if answer.reply.text != result.text:
                     raise EnvironmentFailure(f"turn {turn.index} is answered differently when it is replayed")
                 seen = with_trust(result.text, result.trust, setting.trust)

@@ -30,6 +30,7 @@ from kifu.render import Message, Parsed, ToolView, TrustForm, least_trust, with_
 from kifu.rollout.facts import Prompt
 from kifu.rollout.log import EpisodeLog, OpenTurn
 from kifu.rollout.setting import Setting
+from kifu.rollout.toolbox import Toolbox
 from kifu.rollout.window import WINDOW, Window, relay
 from kifu.sandbox import EffectLog
 
@@ -79,6 +80,7 @@ class Session:
         self._guard = guard
         self._key = key
         self._task = task
+        self.toolbox = Toolbox(guard, setting.memory)
         self.log = EpisodeLog()
         self.outcome: Outcome | None = None
         self.branch: Branch | None = None
@@ -95,7 +97,7 @@ class Session:
     @property
     def tools(self) -> Sequence[ToolSpec]:
         """Tools as they stand now."""
-        return self._guard.tools()
+        return self.toolbox.specs
 
     @property
     def contexts(self) -> list[str]:
@@ -175,11 +177,13 @@ class Session:
         turn.executed, turn.rewriter = tuple(calls), rewriter
         results: list[ToolResult] = []
         for index, call in enumerate(calls):
-            results.append(self._take(index, await self._guard.call(call)))
+            answer, event = await self.toolbox.call(call, index=index)
+            turn.events += [] if event is None else [event]
+            results.append(self._take(index, answer))
             if self.ended:
                 break
         if self._guard.effects is not None:
-            self.log.written.events.append(_head_of(self._guard.effects, EFFECTS_HEAD))
+            turn.events.append(_head_of(self._guard.effects, EFFECTS_HEAD))
         return results
 
     async def reject(self, error: str) -> ToolResult:
@@ -255,7 +259,7 @@ class Session:
     def _request(self, views: tuple[ToolView, ...]) -> Request:
         setting, limits = self._setting, self._setting.limits
         with crossing(EnvironmentFailure, "constraining the turn to the tools of this phase"):
-            constraint = setting.renderer.constraint(views, self._guard.allowed()) if setting.constrained else None
+            constraint = setting.renderer.constraint(views, self.toolbox.allowed) if setting.constrained else None
         room = setting.max_new_tokens
         if limits.tokens is not None:
             room = min(room, limits.tokens - self.log.tape.position)

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from kifu.agents import Agent
+from kifu.agents import Agent, MemoryRule
 from kifu.envs import Environment, SnapshotKind
 from kifu.records import Provenance, Sampling, StopReason
 from kifu.records.blobs import BlobStore
@@ -73,6 +73,8 @@ class Setting:
     """Worked demonstrations that stand before the task."""
     window: Window | None = None
     """Turns that stay in the context; None: all of them."""
+    memory: MemoryRule | None = None
+    """What the policy can keep outside of its context; each rollout begins its own. None: nothing."""
     trust: TrustForm | None = None
     """How observations that the task's author did not write are marked in the context; None: not at all."""
     records_value: bool = False

@@ -3,13 +3,13 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kifu.agents import AGENTS, REPAIRS, Agent
+from kifu.agents import AGENTS, REPAIRS, Agent, KeyValueMemory, MemoryRule
 from kifu.credit.branching import Independent
 from kifu.credit.scored import NoScores
 from kifu.envs import Environment
 from kifu.errors import ExperimentError
 from kifu.rollout import Window
-from kifu.training.agent_layers import ToolCalling, WindowHistory
+from kifu.training.agent_layers import KeyValueLayer, ToolCalling, WindowHistory
 from kifu.training.layers import Experiment, HfPolicy, PolicyLayer
 from kifu.training.stages import Stage
 
@@ -53,6 +53,40 @@ def check_history(experiment: Experiment, stages: Sequence[Stage], *, environmen
                 "them as one text, and a window has dropped turns of it; leave the window out, or use a method that "
                 "needs whole rollouts alone, such as grpo"
             )
+
+
+def memory_of(policy: PolicyLayer) -> MemoryRule | None:
+    """The external memory that the file names."""
+    agent = policy.agent if isinstance(policy, HfPolicy) else None
+    layer = agent.memory if isinstance(agent, ToolCalling) else None
+    return KeyValueMemory(**layer.model_dump(exclude={"type"})) if isinstance(layer, KeyValueLayer) else None
+
+
+def check_memory(experiment: Experiment, tools: Sequence[str], *, environment: type[Environment]) -> None:
+    """Refuse a memory whose tools cannot be called, or that a later segment would have lost.
+
+    Raises:
+        ExperimentError: the message says what to change.
+    """
+    memory = memory_of(experiment.policy)
+    if memory is None:
+        return
+    taken = [spec.name for spec in memory.tools if spec.name in tools]
+    if taken:
+        raise ExperimentError(
+            f"policy.agent.memory: environment `{experiment.environment.name}` has a tool `{taken[0]}` of its own; "
+            "rename it, or leave the memory out"
+        )
+    if experiment.policy.decoding.grammar is not None:
+        raise ExperimentError(
+            "policy.agent.memory: what is remembered is free text, which policy.decoding.grammar cannot spell; leave "
+            "one of the two out"
+        )
+    if environment.capabilities.continuing:
+        raise ExperimentError(
+            f"policy.agent.memory: environment `{experiment.environment.name}` goes on from where a rollout was cut, "
+            "and a memory ends with its rollout; leave the memory out"
+        )
 
 
 def own_agent(policy: PolicyLayer) -> Agent:

@@ -8,6 +8,25 @@ from pydantic import Field, field_validator, model_validator
 from kifu.training.layer import Layer
 
 
+class NoMemory(Layer):
+    """The policy knows what stands in its context."""
+
+    type: Literal["none"] = "none"
+
+
+class KeyValueLayer(Layer):
+    """Texts under keys, written and looked up by tools of their own; every rollout begins with none."""
+
+    type: Literal["key_value"] = "key_value"
+    entries: int = Field(default=16, ge=1)
+    """Keys it holds."""
+    characters: int = Field(default=200, ge=1)
+    """Of one text."""
+
+
+MemoryLayer = Annotated[NoMemory | KeyValueLayer, Field(discriminator="type")]
+
+
 class ToolCalling(Layer):
     """kifu's own loop of turns and calls, in the environment."""
 
@@ -15,6 +34,8 @@ class ToolCalling(Layer):
     repair: Literal["none", "enum_arguments/1"] = "none"
     """Who rewrites a sampled call before it is executed. ``enum_arguments/1`` puts case and outer spaces of a listed
     value right."""
+    memory: MemoryLayer = NoMemory()
+    """What it can keep outside of the context."""
 
 
 class OutsideAgentLayer(Layer):

@@ -178,7 +178,7 @@ def _explain(problem: ValidationError, model: type[BaseModel], where: str) -> st
 
 _TAGS = frozenset(
     {"hf", "recurrent", "full", "lora", "none", "potential", "adamw", "demonstrations", "fresh", "stored", "train"}
-    | {"tool_calling", "outside", "window", "report", "reward", "constraint"}
+    | {"tool_calling", "outside", "window", "key_value", "report", "reward", "constraint"}
     | {"ranking", "labelling", "collection", "stage", "process_model", "hindsight", "model_of_runs", "model_of_stage"}
 )
 _NAMES = frozenset({"stages", "signals", "splits", "components"})

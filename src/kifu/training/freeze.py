@@ -79,6 +79,8 @@ class Identity:
     agent: Mapping[str, Any] | None = None
     """An agent outside and its verifier, by the digests of their code; None for kifu's own."""
     history: str = "append/1"
+    memory: str | None = None
+    """Name, version and bounds of the memory outside of the context, if there is one."""
     engine: str = ""
     start: str | None = None
     """Weights it begins with instead, those another run ended with."""
@@ -196,7 +198,7 @@ def _policy(experiment: Experiment, identity: Identity, tools: tuple[str, ...]) 
         "controller": identity.controller,
         **({} if identity.agent is None else {"agent": dict(identity.agent)}),
         "history": identity.history,
-        "memory": "none outside the context",
+        "memory": identity.memory or "none outside the context",
         "version_per_turn": "recorded with every span",
     }
 

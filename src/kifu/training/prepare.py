@@ -27,7 +27,7 @@ from kifu.render import (
     load_renderer,
 )
 from kifu.rollout import Limits, Script, Setting
-from kifu.training.acting import check_history, history_of, own_agent, window_of
+from kifu.training.acting import check_history, check_memory, history_of, memory_of, own_agent, window_of
 from kifu.training.branching import check_rollouts
 from kifu.training.components import check_paid
 from kifu.training.discount import with_discount
@@ -202,7 +202,8 @@ def prepare(loaded: Loaded, *, start: str | None = None, source: Mapping[str, st
     loaded = _with_tasks(replace(loaded, experiment=experiment), environment)
     stages = stages_of(experiment)
     _check_stages(stages, experiment, environment)
-    model = _model(loaded)
+    check_memory(experiment, tools, environment=environment)
+    model, memory = _model(loaded), memory_of(experiment.policy)
     renderer = _renderer(experiment, environment, tools=tools, model=model)
     agent = own_agent(experiment.policy)
     outsider = outsider_of(loaded, stages, environment=environment)
@@ -214,6 +215,7 @@ def prepare(loaded: Loaded, *, start: str | None = None, source: Mapping[str, st
         template=renderer.digests.template,
         parser=renderer.digests.parser,
         **history_of(experiment.policy, acting(agent, outsider, renderer)),
+        memory=None if memory is None else memory.id,
         start=start,
     )
     names, source = stored_names(experiment), source_of(environment) if source is None else source
@@ -428,6 +430,7 @@ def _setting(
         instructions=prompt.instructions if prompt else None,
         trust=prompt.trust_form if prompt else None,
         window=window_of(policy),
+        memory=memory_of(policy),
         examples=()
         if not isinstance(policy, HfPolicy)
         else worked_examples(environment, policy.prompt, DIALECTS[policy.dialect], limit_s=_limit(experiment)),

@@ -1,19 +1,20 @@
 """Replaying a record: its actions executed again in a fresh environment, everything observable compared."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from kifu.agents import READ, WRITE
 from kifu.envs import GuardedEnvironment, Task
 from kifu.envs.guard import Called
 from kifu.envs.segments import next_segment, read_state
 from kifu.envs.waiting import to_end
 from kifu.errors import BoundaryError, KifuError
 from kifu.monitor import reader_of
-from kifu.records import Finish, Replayed, StopReason, ToolResult, Trajectory, Turn, Verdict
+from kifu.records import Event, Finish, Json, Replayed, StopReason, ToolResult, Trajectory, Turn, Verdict
 from kifu.records.blobs import BlobStore
 from kifu.render import Message, with_trust
-from kifu.rollout import tool_views
+from kifu.rollout import Toolbox, tool_views
 from kifu.training.experiment import Loaded
 from kifu.training.prepare import Prepared
 from kifu.training.run import reopen
@@ -78,9 +79,10 @@ async def _replay(trajectory: Trajectory, task: Task, prepared: Prepared) -> lis
     setting, found = prepared.setting, list[str]()
     guard = GuardedEnvironment(setting.environment, timeout_s=setting.limits.tool_seconds, isolation=setting.isolation)
     try:
-        found += await _begin(trajectory, task, guard, prepared=prepared)
+        toolbox = Toolbox(guard, setting.memory)
+        found += await _begin(trajectory, task, guard, toolbox, prepared=prepared)
         for turn in trajectory.turns:
-            found += await _turn(turn, guard)
+            found += await _turn(turn, guard, toolbox)
         if _has_answer(trajectory):
             await guard.answered(trajectory.turns[-1].text)
         if trajectory.verdict is not None:
@@ -105,7 +107,9 @@ def _has_answer(trajectory: Trajectory) -> bool:
     return trajectory.outcome.reason is StopReason.NATURAL_END
 
 
-async def _begin(trajectory: Trajectory, task: Task, guard: GuardedEnvironment, *, prepared: Prepared) -> list[str]:
+async def _begin(
+    trajectory: Trajectory, task: Task, guard: GuardedEnvironment, toolbox: Toolbox, *, prepared: Prepared
+) -> list[str]:
     observation = await guard.reset(task, trajectory.environment.seed)
     found = [
         *_differ("environment", trajectory.environment.id, guard.environment_id),
@@ -117,28 +121,31 @@ async def _begin(trajectory: Trajectory, task: Task, guard: GuardedEnvironment, 
     opening = [Message(role="system", content=system)] if system else []
     first = with_trust(observation.text, observation.trust, setting.trust)
     messages = [*opening, *setting.examples, Message(role="user", content=first)]
-    pieces = setting.renderer.start(messages, tool_views(guard.tools()))
+    pieces = setting.renderer.start(messages, tool_views(toolbox.specs))
     shown = [token for piece in pieces for token in piece.token_ids.tolist()]
     if trajectory.tapes and trajectory.tape_ids(0)[: len(shown)].tolist() != shown:
         found.append("the prompt gives other tokens than the recorded ones")
     return found
 
 
-async def _turn(turn: Turn, guard: GuardedEnvironment) -> list[str]:
-    where, rewards = f"turn {turn.index}", dict[str, float]()
+async def _turn(turn: Turn, guard: GuardedEnvironment, toolbox: Toolbox) -> list[str]:
+    where, rewards, memory = f"turn {turn.index}", dict[str, float](), list[Event]()
     found = [
         *_differ(f"{where}: potential", turn.potential, guard.potential()),
         *_differ(f"{where}: state key", turn.state_key, guard.state_key()),
     ]
-    for result in turn.results:
-        if result.call is None:
-            called = await guard.reject(turn.action.parse_error or result.error or "")
-        else:
-            called = await guard.call(turn.action.executed[result.call])
+    async for result, called, event in toolbox.again(turn):
+        memory += [] if event is None else [event]
         found += _results(where, result, called)
         for name, value in called.reply.rewards.items():
             rewards[name] = rewards.get(name, 0.0) + value
+    recorded = [event for event in turn.events if event.kind in (READ, WRITE)]
+    found += _differ(f"{where}: reads and writes of memory", _told(recorded), _told(memory))
     return found + _differ(f"{where}: rewards", dict(turn.rewards), rewards)
+
+
+def _told(events: Sequence[Event]) -> list[tuple[str, dict[str, Json]]]:
+    return [(event.kind, dict(event.detail)) for event in events]
 
 
 def _results(where: str, result: ToolResult, called: Called) -> Iterator[str]:
