@@ -12,6 +12,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "train": ("kifu.cli.train:app", "Run an experiment."),
     "resume": ("kifu.cli.resume:app", "Go on with a run that stopped or was killed."),
     "eval": ("kifu.cli.evaluate:app", "Evaluate a kept version of a run."),
+    "compare": ("kifu.cli.compare:app", "Compare runs of methods, and name what else differs."),
     "audit": ("kifu.cli.audit:app", "Rebuild every figure of a run from its folder alone."),
     "replay": ("kifu.cli.replay:app", "Execute recorded actions again and compare what comes back."),
     "show": ("kifu.cli.show:app", "List a run's records, or print one with every token's origin."),
@@ -30,6 +31,9 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
 
 LINT_TASK = ("kifu.cli.envs_lint:app", "Try known cheats on a task and say how many its judge pays.")
 """``kifu envs lint``, which starts boxes."""
+
+MINE_COMMITS = ("kifu.cli.envs_mine:app", "Make change records out of the commits of git repositories.")
+"""``kifu envs mine``, which starts boxes."""
 
 CHECK_ENVIRONMENT = ("kifu.cli.envs_check:app", "Run the contract's checker over an environment.")
 """``kifu envs check``, which needs what the checkers need."""

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from kifu.cli.commands import CHECK_ENVIRONMENT, LINT_TASK
+from kifu.cli.commands import CHECK_ENVIRONMENT, LINT_TASK, MINE_COMMITS
 from kifu.cli.console import AsJson, cells, document, grid, guarded, output, percent, plain, say
 from kifu.cli.deferred import defer
 from kifu.envs import ENVIRONMENTS, resolve_environment
@@ -97,3 +97,4 @@ def _print(found: Card) -> None:
 
 defer(app, "check", where=CHECK_ENVIRONMENT[0], summary=CHECK_ENVIRONMENT[1])
 defer(app, "lint", where=LINT_TASK[0], summary=LINT_TASK[1])
+defer(app, "mine", where=MINE_COMMITS[0], summary=MINE_COMMITS[1])

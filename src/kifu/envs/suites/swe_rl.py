@@ -134,7 +134,7 @@ def changes(path: str | Path) -> type[PatchAnswer]:
         lines = source.read_text().split("\n")
     except (OSError, ValueError) as error:
         raise UsageError(f"{source}: no change records can be read: {error}") from None
-    rows = [_record(line, where=f"{source}, line {at}") for at, line in enumerate(lines, start=1) if line.strip()]
+    rows = [read_change(line, where=f"{source}, line {at}") for at, line in enumerate(lines, start=1) if line.strip()]
     known: set[str] = set()
     for task in rows:
         if task.id in known:
@@ -145,7 +145,12 @@ def changes(path: str | Path) -> type[PatchAnswer]:
     return type("Changes", (PatchAnswer,), {"records": tuple(rows), "__doc__": f"Change records of {source.name}."})
 
 
-def _record(line: str, *, where: str) -> Task:
+def read_change(line: str, *, where: str) -> Task:
+    """The task of a line, see `changes`.
+
+    Raises:
+        UsageError: it is none, or its own oracle does not earn 1.
+    """
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
