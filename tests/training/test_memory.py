@@ -1,11 +1,16 @@
 """A run whose policy has a memory: what its records hold is what its audit and its replay find again."""
 
+import html
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from kifu.cli.show import app
+from kifu.dashboard import write_report
 from kifu.records import Json, Purpose, Trajectory
 from kifu.records.reader import RunReader
 from kifu.training.auditing import audit
@@ -75,3 +80,19 @@ def test_a_record_that_says_otherwise_of_its_memory_is_named_by_a_replay(run: Pa
     assert replay_trajectory(item, prepared).differences == ()
     (line,) = replay_trajectory(replace(item, turns=tuple(told)), prepared).differences
     assert line.startswith("turn 2: reads and writes of memory: recorded ")
+
+
+def test_the_command_and_the_report_tell_of_the_memory(run: Path) -> None:
+    item = demonstrations(run)[0]
+    colour = item.turns[3].results[0].text.removeprefix("key: ")
+    lines = [
+        'turn 1: looked up "key": nothing found',
+        f"turn 2: remembered key: {colour}",
+        f'turn 3: looked up "key": key: {colour}',
+    ]
+    printed = CliRunner().invoke(app, [str(run), item.id]).output
+    assert [line for line in printed.splitlines() if line.startswith("turn ")] == lines
+    told = json.loads(CliRunner().invoke(app, [str(run), item.id, "--json"]).output)["memory"]
+    assert [(event.pop("turn"), event.pop("kind"), event) for event in told] == memory_of(item)
+    page = write_report(run, out=run.parent / "report.html", transcripts=100).read_text()
+    assert all(html.escape(line) in page for line in lines)

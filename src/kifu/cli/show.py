@@ -8,7 +8,7 @@ import typer
 from rich.text import Text
 
 from kifu.cli.console import AsJson, cells, document, grid, guarded, output, percent, say
-from kifu.dashboard import Transcript, decoder_of, printable, transcript
+from kifu.dashboard import Transcript, decoder_of, memory_events, memory_lines, printable, transcript
 from kifu.errors import UsageError
 from kifu.monitor import RunFolder, reader_of
 from kifu.records import Origin, Trajectory, content_digest
@@ -55,7 +55,13 @@ def show(
     shown = [transcript(found, decode, tape=index, spaced=spaced) for index in tapes]
     if as_json:
         document(
-            {**_line(found), "digest": content_digest(found), "note": why, "tapes": [_tape(item) for item in shown]}
+            {
+                **_line(found),
+                "digest": content_digest(found),
+                "note": why,
+                "memory": [{"turn": turn, "kind": item.kind, **item.detail} for turn, item in memory_events(found)],
+                "tapes": [_tape(item) for item in shown],
+            }
         )
         return
     if why is not None:
@@ -137,6 +143,8 @@ def _print(trajectory: Trajectory, shown: list[Transcript]) -> None:
     for turn in trajectory.turns:
         if turn.action.parse_error is not None:
             say(f"turn {turn.index}: not read as a call: {turn.action.parse_error}")
+    for line in memory_lines(trajectory):
+        say(line)
     outcome, verdict = trajectory.outcome, trajectory.verdict
     checks = {} if verdict is None else {**verdict.world_state_checks, **verdict.format_checks, **verdict.safety_checks}
     say(f"end      {outcome.reason.value} {outcome.detail}".rstrip())

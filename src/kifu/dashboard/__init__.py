@@ -5,7 +5,7 @@ from kifu.dashboard.decode import Decode, decoder_of
 from kifu.dashboard.estimate import estimate_curve
 from kifu.dashboard.report import render_report, write_report
 from kifu.dashboard.text import printable
-from kifu.dashboard.transcript import Piece, Transcript, transcript
+from kifu.dashboard.transcript import Piece, Transcript, memory_events, memory_lines, transcript
 
 __all__ = [
     "Decode",
@@ -14,6 +14,8 @@ __all__ = [
     "decoder_of",
     "estimate_curve",
     "learning_curve",
+    "memory_events",
+    "memory_lines",
     "printable",
     "render_report",
     "transcript",

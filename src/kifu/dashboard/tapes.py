@@ -6,7 +6,7 @@ from kifu.dashboard.decode import Decode
 from kifu.dashboard.reading import RunView
 from kifu.dashboard.svg import shown
 from kifu.dashboard.text import printable
-from kifu.dashboard.transcript import Piece, transcript
+from kifu.dashboard.transcript import Piece, memory_lines, transcript
 from kifu.records import Origin, Purpose, Trajectory
 
 
@@ -49,6 +49,7 @@ def tape(trajectory: Trajectory, decode: Decode, *, spaced: bool, is_open: bool 
         if found.forked_at is not None:
             parts.append(f'<div class="quiet">tape {index}, shares {found.forked_at} tokens with its parent</div>')
         parts.append(f'<div class="tape">{"".join(_piece(piece) for piece in found.pieces)}</div>')
+    parts += [f'<div class="quiet">{shown(printable(line))}</div>' for line in memory_lines(trajectory)]
     if trajectory.outcome.detail:
         parts.append(f'<div class="quiet">{shown(trajectory.outcome.detail)}</div>')
     if verdict is not None:

@@ -1,10 +1,12 @@
 """A trajectory as pieces of text, each with who wrote it."""
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from kifu.agents import READ, WRITE
 from kifu.dashboard.decode import Decode
-from kifu.records import Origin, Span, Trajectory
+from kifu.records import Event, Origin, Span, Trajectory
 
 _LOST = "\ufffd"
 
@@ -52,6 +54,26 @@ def transcript(trajectory: Trajectory, decode: Decode, *, tape: int = 0, spaced:
         pieces=tuple(pieces),
         forked_at=None if parent is None else trajectory.tapes[tape].fork_at,
     )
+
+
+def memory_events(trajectory: Trajectory) -> list[tuple[int, Event]]:
+    """What the policy kept outside of its context and looked up again, each with its turn."""
+    return [(turn.index, event) for turn in trajectory.turns for event in turn.events if event.kind in (READ, WRITE)]
+
+
+def memory_lines(trajectory: Trajectory) -> list[str]:
+    """`memory_events` for people, a line for each."""
+    return [f"turn {turn}: {_of_memory(event)}" for turn, event in memory_events(trajectory)]
+
+
+def _of_memory(event: Event) -> str:
+    detail = event.detail
+    if event.kind == WRITE:
+        before = "" if detail["replaced"] is None else f", in place of {detail['replaced']}"
+        return f"remembered {detail['key']}: {detail['text']}{before}"
+    found = detail["found"] if isinstance(detail["found"], list) else []
+    items = "; ".join(f"{item['key']}: {item['text']}" for item in found if isinstance(item, dict))
+    return f"looked up {json.dumps(detail['query'], ensure_ascii=False)}: {items or 'nothing found'}"
 
 
 def _pieces(span: Span, decode: Decode, *, spaced: bool) -> Iterator[Piece]:
