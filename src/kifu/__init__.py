@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from kifu.envs.spec import Capabilities, Component, Observation, Reply, SnapshotKind, Task
     from kifu.envs.tools import tool
     from kifu.errors import KifuError
+    from kifu.evaluation.runs import compare_runs as compare
     from kifu.gateway.outside import agent
     from kifu.models.resolve import pull
     from kifu.records.outcome import StopReason, Verdict
@@ -32,6 +33,7 @@ _TABLE = {
     "Verdict": "kifu.records.outcome:Verdict",
     "agent": "kifu.gateway.outside:agent",
     "audit": "kifu.training.auditing:audit",
+    "compare": "kifu.evaluation.runs:compare_runs",
     "evaluate": "kifu.training.simple:evaluate",
     "load_experiment": "kifu.training.experiment:load_experiment",
     "pull": "kifu.models.resolve:pull",
@@ -56,6 +58,7 @@ __all__ = [
     "Verdict",
     "agent",
     "audit",
+    "compare",
     "evaluate",
     "load_experiment",
     "pull",

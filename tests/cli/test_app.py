@@ -81,6 +81,8 @@ def test_an_unknown_command_is_a_usage_error_that_names_the_nearest(kifu: Kifu) 
 def test_reading_a_run_needs_no_torch(finished: Path) -> None:
     listed = command("show", finished, "--json", before=WITHOUT_TORCH)
     assert listed.returncode == 0, listed.stderr
+    compared = command("compare", finished, finished, before=WITHOUT_TORCH)
+    assert "one protocol and one seed" in compared.stderr
     assert command("lab", "corridor", before=WITHOUT_TORCH).returncode == 0
 
 

@@ -1,18 +1,14 @@
 """What a report is made of, read from a run folder and nothing else."""
 
 import json
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
-from kifu.errors import AlteredError
 from kifu.evaluation import Interval, wilson
-from kifu.monitor import RunFacts, RunFolder, begun, read_metrics, reader_of
+from kifu.monitor import RunFacts, RunFolder, Tables, begun, read_metrics, read_protocol, reader_of
 from kifu.records import PlanLine, Purpose, Trajectory, read_plan
-
-Tables: TypeAlias = Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -60,22 +56,12 @@ def read_run(root: Path | str) -> RunView:
         folder=folder,
         began=begun(folder),
         facts=folder.facts(),
-        protocol=_protocol(folder.protocol),
+        protocol=read_protocol(folder.protocol),
         metrics=read_metrics(folder.metrics) if folder.metrics.exists() else [],
         plan=read_plan(folder.root),
         trajectories={item.id: item for item in reader.trajectories()},
         audit=_audit(folder.root / "audit.json"),
     )
-
-
-def _protocol(path: Path) -> Tables:
-    if not path.exists():
-        return {}
-    try:
-        found: dict[str, dict[str, Any]] = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as cause:
-        raise AlteredError(f"{path}: not TOML ({cause}); it is written once, so something else changed it") from cause
-    return found
 
 
 def _audit(path: Path) -> Mapping[str, Any] | None:

@@ -8,6 +8,7 @@ from kifu.dashboard.reading import RunView
 from kifu.dashboard.svg import bar_chart, shown
 from kifu.dashboard.weight import by_calls, by_length, by_turns, pull_by
 from kifu.evaluation import Interval
+from kifu.monitor import collection_s, leaves, time_shares
 from kifu.records import Bucket, Count, Ledger
 
 _LAYERS = {
@@ -80,9 +81,7 @@ def efficiencies(run: RunView) -> str:
     rollouts = sum(row.get("rollouts") or 0 for row in run.metrics)
     wins = sum((row.get("success_per_rollout") or 0.0) * (row.get("rollouts") or 0) for row in run.metrics)
     tokens = sum(row.get("sampled_tokens") or 0 for row in run.metrics)
-    collected = sum(
-        row["rollouts"] / row["rollouts_per_second"] for row in run.metrics if row.get("rollouts_per_second")
-    )
+    collected = collection_s(run.metrics)
     figures = [
         ("success per rollout used", f"{wins / rollouts:.3f}" if rollouts else "-"),
         ("rollouts per second", f"{rollouts / collected:.1f}" if collected else "-"),
@@ -90,10 +89,7 @@ def efficiencies(run: RunView) -> str:
         ("wall seconds", f"{sum(row['seconds'] for row in run.metrics):.1f}"),
         ("CPU seconds", f"{sum(row['cpu_seconds'] for row in run.metrics):.1f}"),
     ]
-    stages = sorted({name for row in run.metrics for name in row if name.startswith("time/") and name.endswith("_s")})
-    seconds = [(name[5:-2], sum(row.get(name) or 0.0 for row in run.metrics)) for name in stages]
-    total = sum(value for _, value in seconds)
-    shares = [(name, 100 * value / total) for name, value in seconds] if total else []
+    shares = [(name, 100 * share) for name, share in time_shares(run.metrics).items()]
     return (
         f"<h2>Both efficiencies</h2>{boxes(figures)}"
         f"<h3>Share of time</h3>{bar_chart(shares, title='share of time by stage', unit=' %')}"
@@ -224,15 +220,8 @@ def audit(run: RunView) -> str:
     )
 
 
-def _flat(value: Mapping[str, Any], path: str = "") -> list[tuple[str, str]]:
-    rows: list[tuple[str, str]] = []
-    for key, item in value.items():
-        name = f"{path}.{key}" if path else str(key)
-        if isinstance(item, Mapping):
-            rows += _flat(item, name)
-        else:
-            rows.append((name, ", ".join(map(str, item)) if isinstance(item, list) else str(item)))
-    return rows
+def _flat(value: Mapping[str, Any]) -> list[tuple[str, str]]:
+    return [(name, ", ".join(map(str, item)) if isinstance(item, list) else str(item)) for name, item in leaves(value)]
 
 
 def _count(count: Count) -> str:

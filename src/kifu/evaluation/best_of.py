@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from kifu.errors import UsageError
-from kifu.evaluation.intervals import Interval, clustered_wilson, paired_bootstrap
+from kifu.evaluation.intervals import Interval, clustered_wilson, interval_json, paired_bootstrap
 from kifu.evaluation.judged import judged_success
 from kifu.records import Trajectory
 
@@ -116,19 +116,15 @@ class BestOf:
 
     def to_json(self) -> dict[str, Any]:
         """As ``kifu eval RUN --best-of N --json`` prints it."""
-
-        def told(found: Interval | None) -> dict[str, Any]:
-            return dict.fromkeys(("mean", "low", "high")) if found is None else found.to_json()
-
         return {
             "n": self.n,
             "judge": self.judge,
             "tasks": self.tasks,
             "left_out": self.left_out,
-            "chosen": told(self.chosen),
-            "one": told(self.one),
-            f"pass@{self.n}": told(self.any),
-            "gain": told(self.gain),
+            "chosen": interval_json(self.chosen),
+            "one": interval_json(self.one),
+            f"pass@{self.n}": interval_json(self.any),
+            "gain": interval_json(self.gain),
             "by_k": {str(k): rate for k, rate in self.by_k.items()},
             "choices": dict(self.choices),
         }

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,11 @@ class Interval:
     def to_json(self) -> dict[str, float]:
         """``mean``, ``low``, ``high``."""
         return {"mean": self.mean, "low": self.low, "high": self.high}
+
+
+def interval_json(found: Interval | None) -> dict[str, Any]:
+    """``mean``, ``low``, ``high``; nulls where nothing was judged: absent, not zero."""
+    return dict.fromkeys(("mean", "low", "high")) if found is None else found.to_json()
 
 
 def wilson(successes: float, trials: float, *, confidence: float = 0.95) -> Interval:

@@ -14,7 +14,7 @@ import numpy as np
 
 from kifu.envs.effects import ATTACK, IGNORED, IRREVERSIBLE
 from kifu.envs.gate import Purpose, Status
-from kifu.evaluation.intervals import Interval, clustered_wilson
+from kifu.evaluation.intervals import Interval, clustered_wilson, interval_json
 from kifu.records import Trajectory
 from kifu.sandbox import EffectLine, Phase
 
@@ -45,8 +45,8 @@ class AttackAudit:
             "tasks": self.tasks,
             "rollouts": self.rollouts,
             "shown": self.shown,
-            "attempted": _rate(self.attempted),
-            "succeeded": _rate(self.succeeded),
+            "attempted": interval_json(self.attempted),
+            "succeeded": interval_json(self.succeeded),
             "disagreements": list(self.disagreements),
         }
 
@@ -222,7 +222,3 @@ def _interval(found: Sequence[tuple[str, bool]]) -> Interval | None:
     wins_K = np.array([sum(one) for one in tries.values()], dtype=np.int64)
     tries_K = np.array([len(one) for one in tries.values()], dtype=np.int64)
     return clustered_wilson(wins_K, tries_K)
-
-
-def _rate(interval: Interval | None) -> dict[str, Any]:
-    return dict.fromkeys(("mean", "low", "high")) if interval is None else interval.to_json()

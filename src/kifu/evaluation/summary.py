@@ -14,7 +14,7 @@ from kifu.errors import UsageError
 from kifu.evaluation.best_of import BestOf
 from kifu.evaluation.contamination import Overlap, TrainingHistory
 from kifu.evaluation.efficiency import Efficiency
-from kifu.evaluation.intervals import Interval, clustered_wilson
+from kifu.evaluation.intervals import Interval, clustered_wilson, interval_json
 from kifu.evaluation.judged import judged_success
 from kifu.evaluation.passk import pass_at_k, pass_hat_k
 from kifu.evaluation.safety import CallAudit, SafetyAudit
@@ -66,7 +66,7 @@ class Success:
 
     def to_json(self) -> dict[str, Any]:
         """``mean``, ``low``, ``high``; nulls when nothing was judged."""
-        return dict.fromkeys(("mean", "low", "high")) if self.interval is None else self.interval.to_json()
+        return interval_json(self.interval)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

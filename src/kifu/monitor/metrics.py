@@ -3,7 +3,7 @@
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -157,6 +157,19 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     except OSError as cause:
         raise StorageError(f"{path}: cannot read the metrics: {cause.strerror}") from cause
     return [_read_line(path, number, line) for number, line in enumerate(whole.split(b"\n"), 1) if line.strip()]
+
+
+def collection_s(rows: Iterable[Mapping[str, Any]]) -> float:
+    """Wall seconds in which the rollouts of these lines were collected."""
+    return sum((row["rollouts"] / row["rollouts_per_second"] for row in rows if row.get("rollouts_per_second")), 0.0)
+
+
+def time_shares(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Fraction by stage of all seconds that these lines count; empty where they count none."""
+    names = sorted({name for row in rows for name in row if name.startswith("time/") and name.endswith("_s")})
+    seconds = {name[len("time/") : -len("_s")]: sum(row.get(name) or 0.0 for row in rows) for name in names}
+    total = sum(seconds.values())
+    return {stage: spent / total for stage, spent in seconds.items()} if total else {}
 
 
 def _read_line(path: Path, number: int, line: bytes) -> dict[str, Any]:

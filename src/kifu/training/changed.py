@@ -2,9 +2,11 @@
 
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from kifu.monitor import leaves
 
 _TOLD = 5
 """Fields that are named at most."""
@@ -20,21 +22,13 @@ def changed_fields(frozen: Path, tables: Mapping[str, Any]) -> list[str]:
         tables: the protocol here, without absent values.
     """
     try:
-        before = dict(_leaves(tomllib.loads(frozen.read_text(encoding="utf-8"))))
+        before = dict(leaves(tomllib.loads(frozen.read_text(encoding="utf-8"))))
     except (OSError, ValueError):
         return []
-    now = dict(_leaves(tables))
+    now = dict(leaves(tables))
     names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
     told = [f"{name} is {_short(now.get(name, 'absent'))}, was {_short(before.get(name, 'absent'))}" for name in names]
     return told if len(told) <= _TOLD else [*told[:_TOLD], f"and {len(told) - _TOLD} more"]
-
-
-def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:  # noqa: ANN401 (a TOML tree)
-    if not isinstance(value, Mapping):
-        yield path, value
-        return
-    for key, item in value.items():
-        yield from _leaves(item, f"{path}.{key}" if path else key)
 
 
 def _short(value: object) -> str:
