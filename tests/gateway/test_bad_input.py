@@ -2,9 +2,12 @@
 
 import asyncio
 import json
+import socket
+import sys
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -220,6 +223,42 @@ async def test_clients_that_never_read_or_send_leave_room_for_others(serve: Serv
         for writer in silent:
             writer.close()
     assert len((await gateway.seal(OTHER.id)).turns) == 5
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's own list of connections is read")
+@pytest.mark.parametrize("is_stream", [True, False])
+async def test_a_connection_that_takes_nothing_is_given_up(
+    serve: Serve, turns: Turns, live: Live, *, is_stream: bool
+) -> None:
+    gateway = serve(turns("hello " * 700), max_new_tokens=4_000, max_context=8_192, limits=Limits(send_s=0.5))
+    path, good = GOOD["chat"]
+    body = json.dumps({**good, "stream": is_stream, "n": 8, "logprobs": True})  # more than a socket holds
+    loop = asyncio.get_running_loop()
+    async with live(gateway) as (opened, client):
+        with socket.socket() as silent:
+            silent.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+            silent.setblocking(False)
+            await loop.sock_connect(silent, (client.base_url.host, client.base_url.port))
+            head = f"POST {path} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {opened.model_key}\r\n"
+            await loop.sock_sendall(silent, f"{head}content-length: {len(body)}\r\n\r\n{body}".encode())
+            port, own_port = client.base_url.port, silent.getsockname()[1]
+            await _until(lambda: _waiting_bytes(port, own_port) not in (None, 0))
+            await _until(lambda: _waiting_bytes(port, own_port) is None)
+
+
+async def _until(is_so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not is_so():  # noqa: ASYNC110 - the kernel tells nobody
+            await asyncio.sleep(0.05)
+
+
+def _waiting_bytes(port: int | None, client_port: int) -> int | None:
+    """Bytes that the kernel holds from ``port`` for a client; None where there is no such connection."""
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        _, local, remote, _, queues, *_ = line.split()
+        if (int(local[-4:], 16), int(remote[-4:], 16)) == (port, client_port):
+            return int(queues[:8], 16)
+    return None
 
 
 async def test_clocks_that_jump_spoil_no_record(serve: Serve, turns: Turns, live: Live) -> None:

@@ -67,6 +67,11 @@ async def serving(
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        # What is closed towards a client that takes nothing would wait for it in the kernel, for ever. Every accepted
+        # connection inherits this.
+        patience_ms = round(1000 * gateway.desk.serving.limits.send_s)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, patience_ms)
     try:
         listener.bind((host, port))
     except OSError as cause:
