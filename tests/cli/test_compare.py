@@ -5,19 +5,14 @@ import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 import pytest
-from typer.testing import Result
 from scipy.stats import norm  # type: ignore[import-untyped]
+from typer.testing import Result
 
 import kifu as package
 
-Found = dict[str, list[dict[str, object]]]
-
-
-class Kifu(Protocol):
-    def __call__(self, *arguments: object) -> Result: ...
+Kifu = Callable[..., Result]
 
 
 @pytest.fixture(scope="module")
