@@ -25,9 +25,10 @@ KifuError
     └── AgentFailure        the agent strategy raised
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
+from typing import Any
 
 
 class KifuError(Exception):
@@ -172,7 +173,52 @@ def install_hint(package: str | None) -> str:
 
 
 def nearest(name: str, known: list[str]) -> str:
-    """Suggest names close to ``name``, ending with the whole list; for error messages."""
-    close = get_close_matches(name, known, n=1, cutoff=0.5)
-    hint = f"did you mean `{close[0]}`? " if close else ""
+    """Suggest names close to ``name`` whatever their case, ending with the whole list; for error messages."""
+    if not known:
+        return "there is none to choose from."
+    folded = {item.casefold(): item for item in known}
+    close = get_close_matches(name.casefold(), folded, n=1, cutoff=0.5)
+    hint = f"did you mean `{folded[close[0]]}`? " if close else ""
     return f"{hint}Known: {', '.join(sorted(known))}."
+
+
+_EXPECTED = {
+    "less_than": "less than {lt}",
+    "less_than_equal": "at most {le}",
+    "greater_than": "more than {gt}",
+    "greater_than_equal": "at least {ge}",
+    "multiple_of": "a multiple of {multiple_of}",
+    "finite_number": "a finite number",
+    "float_type": "a number",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "string_type": "text",
+    "bool_type": "true or false",
+    "model_type": "an object",
+    "dict_type": "an object",
+    "list_type": "a list",
+    "tuple_type": "a list",
+    "too_short": "at least {min_length} of them",
+    "string_too_short": "text of at least {min_length} characters",
+    "literal_error": "{expected}",
+}
+"""Kind of a validation error of pydantic to what would have been right."""
+
+
+def found_expected(problem: Mapping[str, Any]) -> str:
+    """What one validation error of pydantic found, and what it expected; for error messages."""
+    match problem["input"]:
+        case dict():
+            found = "an object"
+        case list() | tuple() as several:
+            found = f"a list of {len(several)}" if several else "an empty list"
+        case None:
+            found = "nothing"
+        case bool() as value:
+            found = str(value).lower()
+        case value:
+            found = repr(value)
+    expected = _EXPECTED.get(problem["type"])
+    if expected is None:
+        return f"{problem['msg'].removeprefix('Value error, ')}, found {found}"
+    return f"found {found}, expected {expected.format(**problem.get('ctx', {}))}"

@@ -284,7 +284,7 @@ def spoilt(random: Random, found: Json) -> tuple[Json, Place]:
 def test_what_cannot_be_meant_is_refused_with_its_place_and_nothing_breaks(
     file: Path, random: Random, method: str
 ) -> None:
-    found, way = spoilt(random, document(random))
+    found, way = spoilt(random, fitting(random, method))
     try:
         told(file, found, method)
     except UsageError as error:

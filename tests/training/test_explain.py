@@ -152,7 +152,7 @@ def test_without_log_probabilities_there_is_credit_and_a_note_of_what_lacks() ->
     found = told(build_algorithm("grpo"), one, known(1, 0.0))
 
     assert found.loss is None
-    assert found.notes == ("ratio, clip and loss need `logprob`; trajectory T0, turn 1, sampled token 0 lacks it",)
+    assert found.notes == ("ratio, clip and loss need `logprob`; trajectory T0, turn 1, token 0 lacks it",)
     assert found.groups[0][0].advantages_N is not None
 
 

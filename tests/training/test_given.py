@@ -52,7 +52,7 @@ T1 = "groups.0.trajectories.0"
         (f"{T1}.turns.1.tokens", [{"observation": True}], ["trajectory T1", "turn 1", "`tokens`"]),
         (f"{T1}.turns", [], ["trajectory T1", "`turns`"]),
         (f"{T1}.turns.0.valeu", 0.1, ["trajectory T1", "turn 0", "`valeu`", "did you mean `value`?"]),
-        (f"{T1}.turns.0.duration", 0, ["trajectory T1", "turn 0", "`duration`", "greater than 0"]),
+        (f"{T1}.turns.0.duration", 0, ["trajectory T1", "turn 0", "`duration`", "more than 0"]),
         (f"{T1}.reward", float("nan"), ["trajectory T1", "`reward`", "finite"]),
         (f"{T1}.outcome", "sucess", ["trajectory T1", "`outcome`", "did you mean `success`?"]),
         (f"{T1}.task", "q2", ["trajectory T1", "`task`", "'q2'", "'q1'", "one group"]),
@@ -67,12 +67,47 @@ T1 = "groups.0.trajectories.0"
         ("groups.0.trajectories", [], ["group 0", "`trajectories`"]),
         ("components", {"format": 1.0}, ["`components.format`", "no turn is paid `format`"]),
         ("gama", 1.0, ["`gama`", "did you mean `gamma`?"]),
+        (f"{T1}.branch", {"turn": -1}, ["trajectory T1, `branch.turn`: found -1, expected at least 0"]),
+        (f"{T1}.branch", {"trun": 1}, ["trajectory T1, `branch.trun`: unknown field", "did you mean `turn`?"]),
+        (f"{T1}.branch", 3, ["trajectory T1, `branch`: found 3, expected an object; correct it, or leave it out"]),
+        (f"{T1}.turns.0.rewards", {"a": "x"}, ["trajectory T1, turn 0, `rewards.a`: found 'x', expected a number"]),
+        (f"{T1}.turns.0.tokens.0", 5, ["trajectory T1, turn 0, token 0: found 5, expected an object"]),
+        (f"{T1}.turns.0.tokens", {}, ["trajectory T1, turn 0, `tokens`: found an object, expected a list"]),
+        (f"{T1}.turns.0.tokens.0.observation", 1, ["token 0, `observation`: found 1, expected true or false"]),
+        (f"{T1}.turns", None, ["trajectory T1, `turns`: found nothing, expected a list; correct it"]),
+        ("components", {"a": None}, ["`components.a`: found nothing, expected a number"]),
+        ("components", {"a": 1.0}, ["`components.a`: no turn is paid `a`", "no turn has them"]),
+        ("on_truncation", "drop", ["`on_truncation`: found 'drop', expected 'exclude', 'terminal' or 'bootstrap'"]),
     ],
 )
 def test_what_cannot_be_meant_is_named_by_trajectory_turn_and_field(path: str, value: object, told: list[str]) -> None:
     with pytest.raises(UsageError) as raised:
         check_given(changed(path, value), where="f.json")
     assert [part for part in ["f.json", *told] if part not in str(raised.value)] == []
+
+
+@pytest.mark.parametrize("path", [f"{T1}.branch", f"{T1}.turns.0.tokens", f"{T1}.reward", "components", "groups"])
+@pytest.mark.parametrize("value", [3, "x", [], [1], {}, {"x": 1}, None, True, 2.5])
+def test_no_message_speaks_of_the_checker_instead_of_the_file(path: str, value: object) -> None:
+    """Whatever is refused: its place, what was found and what to do, and none of the words of pydantic."""
+    try:
+        check_given(changed(path, value), where="f.json")
+    except UsageError as refused:
+        lines = str(refused).splitlines()
+        assert [line for line in lines if "nput should" in line or "Given" in line or "``" in line] == []
+        assert [line for line in lines if not line.startswith("f.json: ") or ";" not in line] == []
+
+
+def test_a_mark_of_the_byte_order_at_the_start_is_read_over(tmp_path: Path) -> None:
+    (tmp_path / "f.json").write_bytes(b"\xef\xbb\xbf" + json.dumps(GOOD).encode())
+    assert read_given(tmp_path / "f.json")[1].gamma == 0.9
+
+
+def test_a_folder_is_told_from_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"a folder; expected a JSON document.*--run RUN --step N"):
+        read_given(tmp_path)
+    with pytest.raises(UsageError, match="no such file"):
+        read_given(tmp_path / "f.json")
 
 
 def chain(**named: tuple[str | None, str | None]) -> dict[str, Any]:
@@ -225,7 +260,7 @@ def test_text_that_no_parser_should_take_is_refused_with_its_file(tmp_path: Path
 
 def test_what_is_no_regular_file_is_not_read() -> None:
     """A device would never end."""
-    with pytest.raises(UsageError, match="no such file"):
+    with pytest.raises(UsageError, match="not a regular file"):
         read_given(Path("/dev/zero"))
 
 

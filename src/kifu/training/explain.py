@@ -16,10 +16,10 @@ from torch import Tensor
 from kifu.algorithms import Algorithm, surrogate_of
 from kifu.credit import Doubles, Episode
 from kifu.credit.reading import RewardRules
-from kifu.errors import ArgumentError
 from kifu.objectives import (
     Objective,
     PolicyObjective,
+    PreferenceObjective,
     RatioLevel,
     Surrogate,
     Terms,
@@ -44,6 +44,8 @@ class Known:
     """Turn of every token the policy sampled."""
     columns: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
     """``[N]`` of ``logprob``, ``behaviour_logprob``, ``reference_logprob`` and ``entropy``, where they are known."""
+    tokens_N: npt.NDArray[np.int64] | None = None
+    """Number of every token in its turn, for messages; None counts those the policy sampled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -189,24 +191,34 @@ def _no_signal(items: Sequence[Known], needs: str) -> str:
 def _tell(trained: Sequence[tuple[Known, Credited]], objective: Objective, update: CreditedUpdate) -> _Told:
     if not trained:
         return _Told(loss=0.0)
-    columns, notes = {}, []
+    columns, lacks, notes = dict[str, Doubles | None](), dict[str, str | None](), list[str]()
     for name in _PER_TOKEN:
-        columns[name], lacking = _column([item for item, _ in trained], name)
-        if lacking is not None and name in ("logprob", "behaviour_logprob"):
-            notes.append(f"ratio, clip and loss need `{name}`; {lacking} lacks it")
-    if isinstance(objective, PolicyObjective) and objective.entropy is not None and columns["entropy"] is None:
-        lacking = _column([item for item, _ in trained], "entropy")[1]
-        notes.append(f"the entropy bonus is left out: it needs `entropy`, and {lacking} lacks it")
-        objective = replace(objective, entropy=None)
+        columns[name], lacks[name] = _column([item for item, _ in trained], name)
+        if lacks[name] is not None and name in ("logprob", "behaviour_logprob"):
+            notes.append(f"ratio, clip and loss need `{name}`; {lacks[name]} lacks it")
     surrogate = surrogate_of(objective)
     logp, behaviour = columns["logprob"], columns["behaviour_logprob"]
     if logp is None or (behaviour is None and surrogate is not None):
         return _Told(notes=tuple(notes))
-    terms = _terms(trained, columns, update.denominators)
-    try:
-        return _evaluate(objective, terms, surrogate, notes=[] if behaviour is None else notes)
-    except ArgumentError as lacking:
-        return _Told(notes=(*notes, f"no loss: {lacking}"))
+    if behaviour is None:
+        notes = []
+    if isinstance(objective, PolicyObjective):
+        if objective.entropy is not None and (where := lacks["entropy"]) is not None:
+            notes.append(f"the entropy bonus is left out: it needs `entropy`, and {where} lacks it")
+            objective = replace(objective, entropy=None)
+        if objective.kl is not None and (where := lacks["reference_logprob"]) is not None:
+            notes.append(
+                f"the penalty against the reference is left out: it needs `reference_logprob`, {where} lacks it"
+            )
+            objective = replace(objective, kl=None)
+    if needs_reference(objective) and (where := lacks["reference_logprob"]) is not None:
+        return _Told(notes=(*notes, f"no loss: it is relative to `reference_logprob`, and {where} lacks it"))
+    return _evaluate(objective, _terms(trained, columns, update.denominators), surrogate, notes=notes)
+
+
+def needs_reference(objective: Objective) -> bool:
+    """Whether nothing of a loss is left without log-probabilities under a reference."""
+    return isinstance(objective, PreferenceObjective) and objective.reference
 
 
 def _evaluate(objective: Objective, terms: Terms, surrogate: Surrogate | None, *, notes: list[str]) -> _Told:
@@ -269,7 +281,8 @@ def _column(items: Sequence[Known], name: str) -> tuple[Doubles | None, str | No
             value = values[at] if at < len(values) else None
             if value is None:
                 first = int(np.flatnonzero(item.turns_N == turn)[0])
-                return None, f"trajectory {item.id}, turn {turn}, sampled token {at - first}"
+                number = at - first if item.tokens_N is None else item.tokens_N[at]
+                return None, f"trajectory {item.id}, turn {turn}, token {number}"
             found.append(value)
     return np.array(found, dtype=np.float64), None
 

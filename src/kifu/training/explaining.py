@@ -12,7 +12,7 @@ import numpy as np
 from kifu.algorithms import ALGORITHMS, Algorithm, build_algorithm, options_of
 from kifu.credit import Episode
 from kifu.credit.reading import RewardRules, trained_origin
-from kifu.errors import StorageError, UsageError, nearest
+from kifu.errors import StorageError, UsageError
 from kifu.records import Group, Purpose, Span, Trajectory
 from kifu.records.ledger import Bucket
 from kifu.records.plan import PlanLine, read_plan
@@ -20,7 +20,8 @@ from kifu.records.reader import RunReader
 from kifu.training.assemble import assemble, credited_as, trained_turns, usable_members
 from kifu.training.borrowed import Borrowed, Scored
 from kifu.training.explain import Explained, Explanation, Known, explain
-from kifu.training.given import Given, GivenTrajectory, column, cut_treatment, episode_of, paid_names, read_given
+from kifu.training.given import Given, GivenToken, GivenTrajectory, cut_treatment, episode_of, read_given
+from kifu.training.given_needs import check_needs, doubts
 from kifu.training.opened import OpenedRun, opened
 from kifu.training.plan import runs_of_row
 from kifu.training.planned_step import PlannedStep, as_planned, as_refreshed
@@ -57,23 +58,21 @@ def explain_file(path: Path, *, algorithm: str) -> Document:
 
 def _explained(path: Path, document: Document, *, given: Given, algorithm: str) -> Document:
     method = build_algorithm(algorithm, given.options)
-    read = method.plan.turn_rewards
-    if read is not None and read.component is not None:
-        _check_paid(read.component, ["reward", *paid_names(given)])
     rules = RewardRules(gamma=given.gamma, components=given.components, shaping=given.shaping, cut=cut_treatment(given))
     needs_reward = not method.plan.demonstrations
     known = [
         [_known_given(item, given, needs_reward=needs_reward) for item in group.trajectories] for group in given.groups
     ]
-    for group, items in zip(given.groups, known, strict=True):
-        for item, seen in zip(group.trajectories, items, strict=True):
-            if method.plan.needs_value and isinstance(seen.episode, Episode):
-                _check_values(item, str(path))
-            if method.plan.verifiable and isinstance(seen.episode, Episode):
-                _check_success(item, str(path))
+    taking_part = [
+        item
+        for group, items in zip(given.groups, known, strict=True)
+        for item, seen in zip(group.trajectories, items, strict=True)
+        if isinstance(seen.episode, Episode)
+    ]
+    check_needs(given, taking_part, method=method, called=algorithm, where=str(path))
     asked = given.options.get("whiten") is True
     found = explain(known, algorithm=method, rules=rules, whiten=asked if method.plan.needs_value else None)
-    notes = [note for group in given.groups for item in group.trajectories for note in _doubts(item)]
+    notes = doubts(given, found, plan=method.plan)
     if "gamma" not in document and any(len(item.turns) > 1 for group in given.groups for item in group.trajectories):
         notes.append("no `gamma` is given: 1 is taken, so that a reward counts alike however late it comes")
     if method.plan.whiten and method.plan.needs_value and not asked:
@@ -132,47 +131,21 @@ def _planned(run: OpenedRun, line: PlanLine, *, stage: Stage, own: Sequence[Grou
     return as_refreshed(stage, stored, RunReader(run.folder.root).trajectories(), step=line.step)
 
 
-def _check_paid(name: str, known: list[str]) -> None:
-    if name not in known:
-        raise UsageError(f"`options.component`: no turn is paid `{name}`; {nearest(name, known)}")
-
-
-def _check_success(item: GivenTrajectory, where: str) -> None:
-    """A method that is paid by verified success alone is told what the verifier found."""
-    if item.outcome is None and "success" not in item.model_fields_set:
-        raise UsageError(
-            f"{where}: trajectory {item.id}, `success`: missing; the method pays verified success and nothing else. "
-            "Give true or false, or null where the verifier could not tell"
-        )
-
-
-def _check_values(item: GivenTrajectory, where: str) -> None:
-    for at, turn in enumerate(item.turns):
-        if turn.value is None and column(turn.sampled, "value") is None:
-            raise UsageError(
-                f"{where}: trajectory {item.id}, turn {at}, `value`: missing; the method needs V before every turn"
-            )
-
-
 def _known_given(item: GivenTrajectory, given: Given, *, needs_reward: bool) -> Known:
     tokens = [token for turn in item.turns for token in turn.sampled]
+    places = [
+        at
+        for turn in item.turns
+        for at, token in enumerate([GivenToken()] if turn.tokens is None else turn.tokens)
+        if not token.observation
+    ]
     return Known(
         id=item.id,
         episode=episode_of(item, given, needs_reward=needs_reward),
         turns_N=np.array([at for at, turn in enumerate(item.turns) for _ in turn.sampled], dtype=np.int64),
         columns={name: [getattr(token, name) for token in tokens] for name in _COLUMNS},
+        tokens_N=np.array(places, dtype=np.int64),
     )
-
-
-def _doubts(item: GivenTrajectory) -> list[str]:
-    """What was probably not meant."""
-    on_the_way = sum(turn.reward for turn in item.turns)
-    if item.reward and on_the_way == item.reward:
-        return [
-            f"trajectory {item.id}: the rewards of its turns and its own are both paid, {2 * item.reward:g} in all; "
-            "leave one out if they are the same reward"
-        ]
-    return []
 
 
 def _groups(run: OpenedRun, step: int) -> list[Group]:

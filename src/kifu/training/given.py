@@ -22,7 +22,7 @@ from kifu.credit import (
     TurnFacts,
     shaping_rewards,
 )
-from kifu.errors import ArgumentError, UsageError, nearest
+from kifu.errors import ArgumentError, UsageError, found_expected, nearest
 from kifu.records import Outcome, StopReason
 
 Logprob: TypeAlias = Annotated[float, Field(le=0, ge=-500)]
@@ -146,13 +146,15 @@ def read_given(path: Path) -> tuple[dict[str, Any], Given]:
         OSError: the file cannot be read.
     """
     if not path.is_file():
-        raise UsageError(f"{path}: no such file; expected a JSON document, as docs/credit.md shows it")
+        found = "no such file" if not path.exists() else "a folder" if path.is_dir() else "not a regular file"
+        hint = "; of a run, `--run RUN --step N` shows a step" if path.is_dir() else ""
+        raise UsageError(f"{path}: {found}; expected a JSON document, as docs/credit.md shows it{hint}")
     if (size := path.stat().st_size) > LARGEST_FILE:
         raise UsageError(
             f"{path}: {size:,} bytes, at most {LARGEST_FILE:,} are read; split the groups over several files"
         )
     try:
-        document = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_without_repetition)
+        document = json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=_without_repetition)
     except RecursionError as broken:
         raise UsageError(f"{path}: nested too deeply. Expected one object with `groups`.") from broken
     except ValueError as broken:  # not JSON, not UTF-8, or an integer of too many digits
@@ -179,7 +181,8 @@ def check_given(document: object, *, where: str) -> Given:
         UsageError: a field that cannot be meant, with its trajectory, turn and name.
     """
     if not isinstance(document, dict):
-        raise UsageError(f"{where}: found {type(document).__name__}, expected one object with `groups`")
+        found = "a list" if isinstance(document, list) else repr(document)
+        raise UsageError(f"{where}: found {found}, expected one object with `groups`")
     try:
         given = Given.model_validate(document)
     except ValidationError as problem:
@@ -189,7 +192,8 @@ def check_given(document: object, *, where: str) -> Given:
     known = paid_names(given)
     for name in given.components:
         if name not in known:
-            raise UsageError(f"{where}: `components.{name}`: no turn is paid `{name}`; {nearest(name, known)}")
+            advice = nearest(name, known) if known else "turns are paid by name in `rewards`, and no turn has them."
+            raise UsageError(f"{where}: `components.{name}`: no turn is paid `{name}`; {advice}")
     return given
 
 
@@ -203,41 +207,43 @@ def _explain(problem: ValidationError, document: dict[str, Any], where: str) -> 
     lines = []
     for error in problem.errors(include_url=False):
         place, field = _place(error["loc"], document)
-        told = f"{where}: {place}`{field}`"
+        told = f"{where}: {place}"
         match error["type"]:
             case "extra_forbidden":
-                known = _known(error["loc"])
-                lines.append(f"{told}: unknown field; {nearest(field, known)}")
+                lines.append(f"{told}: unknown field; {nearest(field, _known(error['loc']))}")
             case "missing":
                 lines.append(f"{told}: missing; it must be given")
-            case "finite_number":
-                lines.append(f"{told}: found {error['input']}, expected a finite number; leave out what is absent")
             case _:
-                found = "" if isinstance(error["input"], dict | list) else f", found {error['input']!r}"
-                lines.append(f"{told}: {error['msg'][:1].lower()}{error['msg'][1:]}{found}{_advice(field)}")
+                lines.append(f"{told}: {found_expected(error)}; {_advice(field)}")
     raise UsageError("\n".join(lines)) from problem
 
 
 def _advice(field: str) -> str:
     if field.endswith("logprob"):
-        return "; a log-probability in nats is finite and at most 0"
-    return "; a discount lies in [0, 1]" if field == "gamma" else ""
+        return "a log-probability in nats is finite and at most 0"
+    if field == "gamma":
+        return "a discount lies in [0, 1]"
+    is_needed = any(field in model.model_fields and model.model_fields[field].is_required() for model in _LEVELS)
+    return "correct it" if is_needed else "correct it, or leave it out where it is not known"
 
 
 def _place(loc: tuple[int | str, ...], document: dict[str, Any]) -> tuple[str, str]:
-    """Group, trajectory, turn and token an error is in, and the field."""
+    """Group, trajectory, turn, token and path of the field that an error is in, and the field's own name."""
     node: Any = document
-    words, field = [], ""
+    words: list[str] = []
+    path: list[str] = []
     for part in loc:
         if isinstance(part, int):
             node = node[part] if isinstance(node, list) and part < len(node) else None
             known = node.get("id") if isinstance(node, dict) else None
-            name = known if field == "trajectories" and isinstance(known, str) and known else part
-            words.append(f"{_ONE_OF.get(field, field)} {name}, ")
+            level = path[-1]
+            name = known if level == "trajectories" and isinstance(known, str) and known else part
+            words.append(f"{_ONE_OF.get(level, level)} {name}")
+            path = []
         else:
-            field = part
+            path.append(part)
             node = node.get(part) if isinstance(node, dict) else None
-    return "".join(words), field
+    return ", ".join([*words, *([f"`{'.'.join(path)}`"] if path else [])]), path[-1] if path else ""
 
 
 _ONE_OF = {"groups": "group", "trajectories": "trajectory", "turns": "turn", "tokens": "token"}
@@ -248,6 +254,7 @@ _PARTS: dict[str, type[Part]] = {
     "tokens": GivenToken,
     "branch": GivenBranch,
 }
+_LEVELS: tuple[type[Part], ...] = (Given, *_PARTS.values())
 
 
 def _known(loc: tuple[int | str, ...]) -> list[str]:
