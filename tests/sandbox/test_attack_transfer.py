@@ -16,14 +16,15 @@ from kifu.sandbox import (
     Choice,
     Denied,
     Entry,
+    PatchError,
     RelPath,
     RunTool,
     Slot,
     Text,
     Tree,
     Whole,
-    parse_patch,
     patched,
+    read_patch,
 )
 from kifu.sandbox.tools import ValueKind, check_arguments
 
@@ -192,8 +193,8 @@ PATCHES = {
 
 @pytest.mark.parametrize("name", PATCHES)
 def test_attack_by_a_patch_is_refused(name: str) -> None:
-    with pytest.raises(Denied):
-        parse_patch(PATCHES[name])
+    with pytest.raises(PatchError):
+        read_patch(PATCHES[name])
 
 
 def test_attack_by_a_patch_would_leave_the_box_without_the_check(tmp_path: Path) -> None:
@@ -208,8 +209,8 @@ def test_attack_by_a_patch_would_leave_the_box_without_the_check(tmp_path: Path)
 def test_a_patch_that_does_not_fit_changes_nothing() -> None:
     present = Tree.of({"a": "1\n2\n", "b": "1\n"})
     patch = "--- a/a\n+++ b/a\n@@ -1,2 +1,2 @@\n 1\n-2\n+3\n--- a/b\n+++ b/b\n@@ -1 +1 @@\n-9\n+8\n"
-    with pytest.raises(Denied, match="lines around line 1"):
-        patched(parse_patch(patch), lambda paths: present)
+    with pytest.raises(PatchError, match="b: hunk 1 does not fit at or near line 1"):
+        patched(present, read_patch(patch))
 
 
 ARGUMENTS: dict[str, tuple[ValueKind, object]] = {

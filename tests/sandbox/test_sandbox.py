@@ -83,7 +83,7 @@ def test_code_reaches_the_interpreter_by_its_input(sandbox: Sandbox) -> None:
         ("bash", {"command": "true", "user": "root"}, "no argument"),
         ("read_file", {"path": "../x"}, "goes up"),
         ("write_file", {"path": "a", "text": "x" * 101}, "at most 100"),
-        ("apply_patch", {"patch": "--- a/../x\n+++ b/../x\n@@ -0,0 +1 @@\n+x\n"}, "goes up"),
+        ("apply_patch", {"patch": "--- a/../x\n+++ b/../x\n@@ -0,0 +1 @@\n+x\n"}, "stays inside its tree"),
         ("write_file", {"path": "src", "text": "x"}, "is a folder"),
     ],
 )

@@ -14,7 +14,6 @@ from typing import Any
 
 from kifu.envs.adapters.swebench import read_swebench
 from kifu.envs.adapters.swesmith import read_swesmith
-from kifu.envs.patches import FilePatch, apply_patch
 from kifu.envs.repairs import RepairCase
 from kifu.envs.repository import RepositoryTask
 from kifu.envs.spec import Task
@@ -22,6 +21,7 @@ from kifu.envs.splits import SPLITS
 from kifu.errors import UsageError, nearest
 from kifu.sandbox import Entry, Kind, Tree
 from kifu.sandbox.globs import matches
+from kifu.sandbox.patches import FilePatch, patched
 from kifu.verify.program import RUNNERS, ProgramJudge, ProgramSuite
 
 _READERS = {"swebench": read_swebench, "swesmith": read_swesmith}
@@ -173,9 +173,8 @@ def _case(instance: RepositoryTask, place: Place) -> RepairCase:
     where = f"instance {instance.id}"
     released = _released(place, where)
     broken = _changed(released, instance.bug, where=f"{where}, bug")
-    files = broken.files
     deciding = _deciding(broken, instance, where=where)
-    mended = apply_patch(_texts_of(broken, instance.gold), instance.gold, where=f"{where}, gold patch")
+    mended = patched(broken, instance.gold, where=f"{where}, gold patch").entries
     suite = ProgramSuite(
         base=broken,
         tests=deciding,
@@ -185,8 +184,8 @@ def _case(instance: RepositoryTask, place: Place) -> RepairCase:
         runner=place.runner,
         roots=place.roots,
     )
-    outside = sorted(path for path in mended if not matches(path, list(place.sources)))
-    if outside or any(text is None and path in files for path, text in mended.items()):
+    outside = [item.path for item in mended if not matches(item.path, list(place.sources))]
+    if outside or any(item.kind is Kind.GONE for item in mended):
         raise UsageError(
             f"{where}: its gold patch removes a file or changes {outside[:1]}, which `sources` does not allow"
         )
@@ -197,7 +196,7 @@ def _case(instance: RepositoryTask, place: Place) -> RepairCase:
         fail_to_pass=instance.fail_to_pass,
         pass_to_pass=instance.pass_to_pass,
         judge=ProgramJudge(suite),
-        mended={path: text for path, text in mended.items() if text is not None},
+        mended={item.path: item.data.decode("utf-8", "surrogateescape") for item in mended},
         judges_base=True,
         left_out=tuple(deciding.files),
         names_tests=False,
@@ -223,26 +222,17 @@ def _released(place: Place, where: str) -> Tree:
     return Tree(tuple(entries))
 
 
-def _texts_of(tree: Tree, patches: tuple[FilePatch, ...]) -> dict[str, str]:
-    """Texts of the files that patches name."""
-    names = {path for patch in patches for path in (patch.old, patch.new) if path is not None}
-    return {path: tree.files[path].decode("utf-8", "surrogateescape") for path in names if path in tree.files}
-
-
 def _changed(tree: Tree, patches: tuple[FilePatch, ...], *, where: str) -> Tree:
-    if not patches:
-        return tree
-    made = apply_patch(_texts_of(tree, patches), patches, where=where)
-    fresh = {path: text.encode("utf-8", "surrogateescape") for path, text in made.items() if text is not None}
+    made = {item.path: item for item in patched(tree, patches, where=where).entries}
     kept = [item for item in tree.entries if item.path not in made]
-    return Tree((*kept, *Tree.of(fresh).entries))
+    return Tree((*kept, *(item for item in made.values() if item.kind is Kind.FILE)))
 
 
 def _deciding(tree: Tree, instance: RepositoryTask, *, where: str) -> Tree:
     """Test files as the test patch leaves them; without one, those that the ids name."""
     if instance.tests:
-        made = apply_patch(_texts_of(tree, instance.tests), instance.tests, where=f"{where}, test patch")
-        return Tree.of({path: text for path, text in made.items() if text is not None})
+        made = patched(tree, instance.tests, where=f"{where}, test patch")
+        return Tree(tuple(item for item in made.entries if item.kind is Kind.FILE))
     names = {name.partition("::")[0] for name in (*instance.fail_to_pass, *instance.pass_to_pass)}
     missing = sorted(names - set(tree.files))
     if missing:

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
-from kifu.envs.patches import FilePatch, tree_path
 from kifu.envs.spec import Task
 from kifu.errors import UsageError
 from kifu.records import Json
+from kifu.sandbox.patches import FilePatch, tree_path
 
 LIMIT_BYTES = 256 << 20
 """Size of a file of instances that is read."""

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from kifu.envs.patches import tree_path
 from kifu.errors import UsageError
+from kifu.sandbox.patches import tree_path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,7 +24,7 @@ from kifu.sandbox.effects_check import EffectReport, check_effects
 from kifu.sandbox.effects_read import EffectLine, read_effects
 from kifu.sandbox.host import HostBackend
 from kifu.sandbox.ns.backend import PROTECTIONS, NsBackend
-from kifu.sandbox.patches import FilePatch, Hunk, parse_patch, patched
+from kifu.sandbox.patches import FilePatch, Hunk, PatchError, apply_patch, patched, read_patch, reversed_patch
 from kifu.sandbox.policy import CallResult, Policy
 from kifu.sandbox.sandbox import Sandbox, Snapshot
 from kifu.sandbox.select import BACKENDS, close_shared, open_sandbox, shared_backend
@@ -78,6 +78,7 @@ __all__ = [
     "Mount",
     "Network",
     "NsBackend",
+    "PatchError",
     "PatchTool",
     "Pending",
     "Phase",
@@ -98,13 +99,15 @@ __all__ = [
     "Wanted",
     "Whole",
     "WriteTool",
+    "apply_patch",
     "check_effects",
     "close_shared",
     "open_sandbox",
-    "parse_patch",
     "patched",
     "python",
     "read_effects",
+    "read_patch",
+    "reversed_patch",
     "shared_backend",
     "shell",
 ]

@@ -1,11 +1,10 @@
 """Carrying out one checked call in a box."""
 
 from collections.abc import Mapping
-from functools import partial
 from typing import assert_never
 
 from kifu.sandbox.contract import Box, Command, Denied, Limits, Ran, Reason, Wanted
-from kifu.sandbox.patches import parse_patch, patched
+from kifu.sandbox.patches import PatchError, patched, read_patch
 from kifu.sandbox.policy import CallResult
 from kifu.sandbox.tools import ListTool, PatchTool, ReadTool, RunTool, Tool, WriteTool, fill
 from kifu.sandbox.tree import Tree
@@ -33,10 +32,12 @@ def act(box: Box, tool: Tool, *, values: Values, limits: Limits) -> CallResult:
             case WriteTool():
                 box.write(Tree.of({values["path"][0]: values["text"][0]}))
             case PatchTool():
-                box.write(patched(parse_patch(values["patch"][0]), partial(_present, box)))
+                patches = read_patch(values["patch"][0])
+                paths = sorted(path for patch in patches for path in patch.paths)
+                box.write(patched(_present(box, paths), patches))
             case _ as unreachable:
                 assert_never(unreachable)
-    except Denied as error:
+    except (Denied, PatchError) as error:
         return CallResult(tool=tool.name, reason=Reason.DENIED, message=str(error))
     return CallResult(tool=tool.name, reason=Reason.EXIT, code=0, out=b"done\n")
 
@@ -74,8 +75,6 @@ def _list(box: Box, tool: ListTool, pattern: tuple[str, ...]) -> CallResult:
 
 
 def _present(box: Box, paths: list[str]) -> Tree:
-    if not paths:
-        return Tree()
     wanted = Wanted(patterns=tuple(map(_literal, paths)), max_files=len(paths), max_bytes=64 << 20)
     return box.read(wanted).tree
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from kifu.envs.adapters import read_swebench
-from kifu.envs.patches import apply_patch
 from kifu.errors import UsageError
+from kifu.sandbox.patches import apply_patch
 
 PATCH = "diff --git a/m.py b/m.py\n--- a/m.py\n+++ b/m.py\n@@ -1 +1 @@\n-x = 1\n+x = 2\n"
 TESTS = "diff --git a/t.py b/t.py\nnew file mode 100644\n--- /dev/null\n+++ b/t.py\n@@ -0,0 +1 @@\n+import m\n"

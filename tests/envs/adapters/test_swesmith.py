@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from kifu.envs.adapters import read_swesmith
-from kifu.envs.patches import apply_patch
 from kifu.errors import UsageError
+from kifu.sandbox.patches import apply_patch
 
 ROW: dict[str, Any] = {
     "instance_id": "owner__name.12345678.func_pm_1",

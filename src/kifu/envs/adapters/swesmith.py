@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from kifu.envs.patches import read_patch, reversed_patch
 from kifu.envs.repository import RepositoryTask, ids_of, read_json, text_of, unique
 from kifu.errors import UsageError
 from kifu.records import Json
+from kifu.sandbox.patches import read_patch, reversed_patch
 
 _FACTS = ("image_name", "created_at", "strategy")
 

@@ -15,11 +15,11 @@ from typing import ClassVar, TypeGuard
 from kifu.envs.contract import Environment
 from kifu.envs.mutation import choose, mutated
 from kifu.envs.packages import PACKAGES, open_package
-from kifu.envs.patches import apply_patch, read_patch
 from kifu.envs.spec import Capabilities, Observation, Snapshot, Task, ToolSpec
 from kifu.envs.splits import SPLITS, split_range
 from kifu.errors import UsageError
 from kifu.records import Json, ToolCall, Trust, Verdict
+from kifu.sandbox.patches import apply_patch, read_patch
 from kifu.verify import swe_rl, swe_rl_reward
 
 _FORM = (

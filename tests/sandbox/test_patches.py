@@ -6,7 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from kifu.envs.patches import FilePatch, Hunk, PatchError, apply_patch, read_patch, reversed_patch, tree_path
+from kifu.sandbox.patches import (
+    FilePatch,
+    Hunk,
+    PatchError,
+    apply_patch,
+    patched,
+    read_patch,
+    reversed_patch,
+    tree_path,
+)
+from kifu.sandbox.tree import Entry, Kind, Tree
 
 ADD = """\
 diff --git a/lib/sum.py b/lib/sum.py
@@ -93,6 +103,32 @@ def test_files_are_made_and_removed() -> None:
         apply_patch({"old.py": "y = 2\n# "}, patch)
 
 
+def test_modes_follow_the_patch_or_stay_and_bytes_that_are_no_text_survive() -> None:
+    start = Tree(
+        (
+            Entry(path="run", data=b"\xff\na\n", is_executable=True),
+            Entry(path="plain", data=b"a\n"),
+            Entry(path="gone", data=b"a\n"),
+            Entry(path="other", data=b"a\n"),
+        )
+    )
+    change = "--- a/{0}\n+++ b/{0}\n@@ -{1} +{1} @@\n-a\n+b\n"
+    text = (
+        f"diff --git a/run b/run\n{change.format('run', 2)}"
+        f"diff --git a/plain b/plain\nold mode 100644\nnew mode 100755\n{change.format('plain', 1)}"
+        "--- a/gone\n+++ /dev/null\n@@ -1 +0,0 @@\n-a\n"
+        "diff --git a/made b/made\nnew file mode 100755\n--- /dev/null\n+++ b/made\n@@ -0,0 +1 @@\n+a\n"
+    )
+    assert patched(start, read_patch(text)) == Tree(
+        (
+            Entry(path="run", data=b"\xff\nb\n", is_executable=True),
+            Entry(path="plain", data=b"b\n", is_executable=True),
+            Entry(path="gone", kind=Kind.GONE),
+            Entry(path="made", data=b"a\n", is_executable=True),
+        )
+    )
+
+
 def test_a_patch_that_does_not_fit_names_file_and_hunk() -> None:
     with pytest.raises(PatchError, match=r"lib/sum\.py: hunk 1 does not fit at or near line 1"):
         apply_patch({"lib/sum.py": AFTER}, read_patch(ADD))
@@ -129,6 +165,7 @@ def test_attack_by_path_is_refused(path: str) -> None:
         ("diff --git a/x b/x\nGIT binary patch\nliteral 1\n", "binary content"),
         ("diff --git a/x b/x\nBinary files a/x and b/x differ\n", "binary content"),
         ("--- /dev/null\n+++ /dev/null\n@@ -0,0 +1 @@\n+x\n", "both sides"),
+        ("".join(f"--- a/{at}\n+++ b/{at}\n@@ -1 +1 @@\n-a\n+b\n" for at in range(501)), "changes 501 files"),
         ("hello", "no file is changed"),
         ("", "no file is changed"),
         ("x" * 4_000_001, "characters, 4,000,000 are read"),
