@@ -160,7 +160,7 @@ def crossing(error: type[BoundaryError], what: str) -> Iterator[None]:
 
 
 _EXTRAS = {
-    "gateway": ("httpx2", "llguidance", "sse_starlette", "starlette", "uvicorn"),
+    "gateway": ("httpx2", "llguidance", "starlette", "uvicorn"),
     "hf": ("torch", "transformers"),
 }
 
@@ -195,6 +195,7 @@ _EXPECTED = {
     "string_type": "text",
     "bool_type": "true or false",
     "model_type": "an object",
+    "model_attributes_type": "an object",
     "dict_type": "an object",
     "list_type": "a list",
     "tuple_type": "a list",

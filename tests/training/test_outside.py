@@ -221,11 +221,14 @@ def _versions(run: Path) -> list[str]:
 
 def spoken(task: Task, endpoint: Endpoint) -> str:
     """An agent inside this process: one call."""
-    body = json.dumps({"model": endpoint.model, "messages": [{"role": "user", "content": task.data["prompt"]}]})
+    said = [{"role": "user", "content": task.data["prompt"]}]
+    body = json.dumps({"model": endpoint.model, "messages": said, "logprobs": True, "top_logprobs": 2})
     asked = urllib.request.Request(f"{endpoint.base_url}/chat/completions", body.encode())
     asked.add_header("x-api-key", endpoint.key)
     with urllib.request.urlopen(asked) as answer:
-        return str(json.load(answer)["choices"][0]["message"]["content"])
+        choice = json.load(answer)["choices"][0]
+    assert all(len(token["top_logprobs"]) == 2 for token in choice["logprobs"]["content"])
+    return str(choice["message"]["content"])
 
 
 def even(answer: str, task: Task) -> bool:

@@ -11,7 +11,7 @@ import typer
 
 from kifu.cli.console import AsJson, document, guarded, progress, say
 from kifu.engines import build_engine
-from kifu.gateway import Gateway, Serving
+from kifu.gateway import ALTERNATIVES, Gateway, Serving
 from kifu.gateway.grammar import Grammars
 from kifu.gateway.keys import mint
 from kifu.gateway.running import running
@@ -23,8 +23,6 @@ from kifu.render import ChatRenderer, dialect, load_renderer
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 ADMIN = "KIFU_GATEWAY_ADMIN_KEY"
-ALTERNATIVES = 20
-"""Likeliest tokens that a call may ask for; OpenAI's own limit."""
 
 
 @app.command()

@@ -14,9 +14,10 @@ from kifu.gateway.outside import Command, Function, Outside, agent
 from kifu.gateway.refusal import Refusal
 from kifu.gateway.rollout import Desk, Rollout
 from kifu.gateway.said import Said, SaidCall
-from kifu.gateway.settings import Limits, Serving
+from kifu.gateway.settings import ALTERNATIVES, Limits, Serving
 
 __all__ = [
+    "ALTERNATIVES",
     "AgentLink",
     "Allowance",
     "Asked",

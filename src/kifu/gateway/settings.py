@@ -4,6 +4,9 @@ from dataclasses import dataclass, field
 
 from kifu.records import Provenance, Sampling
 
+ALTERNATIVES = 20
+"""Likeliest tokens that a call may ask for where the sampler is our own; OpenAI's own limit."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:

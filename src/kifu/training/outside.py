@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from kifu.envs import GuardedEnvironment, Task
 from kifu.envs.suites.jsonl import as_verdict
 from kifu.errors import VerifierFailure, crossing
-from kifu.gateway import Case, Forked, Gateway, OutsideAgent, Ran, Serving, Terms, attempt
+from kifu.gateway import ALTERNATIVES, Case, Forked, Gateway, OutsideAgent, Ran, Serving, Terms, attempt
 from kifu.gateway.listening import grammars, listening
 from kifu.policy import Engine
 from kifu.records import BlobStore, EnvironmentRef, RolloutKey, RunStore, Trajectory, Verdict
@@ -105,6 +105,7 @@ class OutsideRollouts:
                 sampling=setting.sampling,
                 max_new_tokens=setting.max_new_tokens,
                 max_context=self._max_context,
+                alternatives=ALTERNATIVES,
                 provenance=setting.provenance,
             ),
             blobs=self._blobs,
