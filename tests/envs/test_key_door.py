@@ -9,6 +9,7 @@ from kifu.envs.finite import FiniteModel, History, belief, best_deterministic, e
 from kifu.envs.suites.key_door import BUDGET, COLOURS, KeyDoor, memoryless_optimum, model, optimum
 from kifu.errors import UsageError
 from kifu.records import StopReason, ToolCall
+from kifu.testing import check_env
 
 EXPERT = ("inspect", "pickup_{}", "open_{}", "finish")
 
@@ -17,8 +18,8 @@ def task(door: str, budget: int = BUDGET) -> Task:
     return Task(id=door, family=door, data={"door": door, "budget": budget})
 
 
-def run(door: str, *names: str, budget: int = BUDGET) -> tuple[KeyDoor, list[Reply]]:
-    world = KeyDoor()
+def run(door: str, *names: str, budget: int = BUDGET, early_end: float | None = None) -> tuple[KeyDoor, list[Reply]]:
+    world = KeyDoor(early_end)
     world.reset(task(door, budget), 0)
     return world, [world.step(ToolCall(name=name.format(door))) for name in names]
 
@@ -48,6 +49,43 @@ def test_finishing_before_the_door_is_open_fails() -> None:
     world, replies = run("red", "inspect", "finish")
     assert replies[-1].stop is StopReason.FAILURE
     assert world.verify().success is False
+
+
+@pytest.mark.parametrize(
+    ("names", "stop", "reward"),
+    [
+        (("finish",), StopReason.FAILURE, -0.25),
+        (("inspect", "finish"), StopReason.FAILURE, -0.25),
+        (("pickup_blue", "open_blue"), StopReason.FAILURE, -0.25),
+        (("inspect",) * BUDGET, StopReason.TASK_BUDGET, 0.0),
+        (("inspect", "pickup_red"), None, 0.0),
+        (EXPERT, StopReason.SUCCESS, 1.0),
+    ],
+)
+def test_with_early_end_only_a_failure_by_the_policy_s_own_act_costs(
+    names: tuple[str, ...], stop: StopReason | None, reward: float
+) -> None:
+    world, replies = run("red", *names, early_end=-0.25)
+    assert replies[-1].stop is stop
+    assert world.verify().reward == reward
+    assert world.verify().success is (reward == 1.0)
+
+
+def test_an_early_end_must_not_pay() -> None:
+    for wrong in (0.1, float("-inf"), float("nan")):
+        with pytest.raises(UsageError, match="giving up must not pay"):
+            KeyDoor(early_end=wrong)
+
+
+class Penalized(KeyDoor):
+    """As a run makes it from its options."""
+
+    def __init__(self) -> None:
+        super().__init__(early_end=-0.25)
+
+
+def test_the_contract_holds_with_early_end() -> None:
+    check_env(Penalized, num_tasks=2, resets=50)
 
 
 def test_the_task_budget_is_a_terminal_failure_and_a_collectors_cut_is_not() -> None:

@@ -34,7 +34,7 @@ from kifu.training.experiment import Loaded, load_experiment
 RECIPES = Path(__file__).parents[2] / "recipes"
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def load() -> Callable[..., Loaded]:
     """The key_door recipe made small: two steps of four episodes; arguments are further overrides."""
 

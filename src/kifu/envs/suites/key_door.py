@@ -5,6 +5,7 @@ carried key, one hand holds one key, and the wrong key or the wrong door ends th
 tells which door to open, while the whole history does.
 """
 
+import math
 import random
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -127,7 +128,7 @@ class KeyDoor(Environment):
         "failure": "finish before it is open, or opening with the wrong key or on the wrong colour",
         "end": f"success, failure, or {BUDGET} steps without finishing (task budget, a terminal failure)",
         "reward": "verdict at the end: 1 for success, else 0; components clue, right_key, door_open once each, and "
-        "looked for every inspect",
+        "looked for every inspect; a failure by the policy's own act pays the option early_end, at most 0, where given",
         "irreversible": "picking up a key, opening, finishing",
     }
     components: ClassVar[Mapping[str, Component]] = {
@@ -144,7 +145,18 @@ class KeyDoor(Environment):
         ),
     }
 
-    def __init__(self) -> None:
+    def __init__(self, early_end: float | None = None) -> None:
+        """Make a closed room.
+
+        Args:
+            early_end: reward of an episode that the policy ended without success before its budget was used: it gave up
+                by `finish` or made success impossible at the door. None: 0, as for a used budget.
+        """
+        if early_end is not None and not -math.inf < early_end <= 0:
+            raise UsageError(
+                f"key_door: found early_end {early_end!r}, expected a finite number, at most 0: giving up must not pay"
+            )
+        self._early_end = early_end
         self.state = State(door=COLOURS[0])
 
     def reset(self, task: Task, seed: int) -> str:
@@ -180,6 +192,7 @@ class KeyDoor(Environment):
         state = self.state
         return Verdict(
             success=state.opened and state.stop == StopReason.SUCCESS,
+            score=self._early_end if state.stop == StopReason.FAILURE else None,
             world_state_checks={"door_open": state.opened, "finished": state.stop == StopReason.SUCCESS},
             invalid_actions=state.invalid,
             verifier="key_door/1",
