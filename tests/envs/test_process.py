@@ -1,6 +1,7 @@
 """An environment in its own process: same answers as in a thread, and nothing it does reaches the parent."""
 
 import asyncio
+import inspect
 import os
 import signal
 import time
@@ -12,6 +13,7 @@ from kifu.envs import ENVIRONMENTS, Environment, GuardedEnvironment, Task, resol
 from kifu.envs.play import Episode, play, scripted
 from kifu.errors import EnvironmentFailure, UsageError, VerifierFailure
 from kifu.records import ToolCall
+from kifu.sandbox import EFFECTS, EffectFile, check_effects, read_effects
 
 HOSTILE = '''
 import os
@@ -62,6 +64,16 @@ class Hostile(Environment):
 
     def verify(self):
         return Verdict(success=True) if self.steps < 3 else "yes"
+
+class Leaving(Hostile):
+    """Notes what it does on leaving; two turns are enough to make that fail."""
+
+    def close(self):
+        if self.effect_log is not None:
+            for at in range(300):
+                self.effect_log.note("returned", arguments={"what": "key" * 100, "at": at})
+        if self.steps > 1:
+            raise OSError("the door is locked")
 '''
 
 TASK = Task(id="t")
@@ -171,6 +183,29 @@ async def test_byte_snapshots_cross_the_pipe_and_a_bad_verdict_is_a_verifier_fai
     await again.restore(snapshot, digest=digest)
     assert (await again.verify()).success is True
     await again.close()
+
+
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+async def test_what_an_environment_notes_on_closing_is_in_the_log_and_its_failure_is_told(
+    hostile: type[Environment], tmp_path: Path, isolation: str
+) -> None:
+    """A hundred kilobytes of notes, more than a pipe holds."""
+    leaving = resolve_environment(f"{inspect.getfile(hostile)}:Leaving")
+    file = EffectFile(tmp_path / EFFECTS)
+    guard = GuardedEnvironment(leaving, isolation=isolation, effects=file.chain("one"))
+    await guard.reset(TASK, 0)
+    await guard.close()
+    other = GuardedEnvironment(leaving, isolation=isolation, effects=file.chain("two"))
+    await other.reset(TASK, 0)
+    for _ in range(2):
+        await other.call(ToolCall(name="act", arguments={"how": "x"}))
+    with pytest.raises(EnvironmentFailure, match="OSError: the door is locked"):
+        await other.close()
+    file.close()
+    for name in ("one", "two"):
+        noted = [line for line in read_effects(file.path) if line.kind == "returned" and line.chain == name]
+        assert [line.arguments["at"] for line in noted] == list(range(300))
+    assert check_effects(file.path).problems == ()
 
 
 def test_a_factory_another_process_cannot_import_is_refused() -> None:

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -114,6 +115,10 @@ class ProcessEnvironment(Environment):
         return self._child.view.digest
 
 
+class _GoneError(EnvironmentFailure):
+    """The child is no longer there, or must not be."""
+
+
 class _Child:
     """The process and the two pipes."""
 
@@ -141,16 +146,22 @@ class _Child:
             UsageError: the environment raised one.
             EnvironmentFailure: the child raised something else, ended, or answered at unbounded length.
         """
+        answer = self._exchange(what, **given)
+        self.view = view_in(answer["view"])
+        found_here: dict[str, Any] = answer["found"]
+        return found_here
+
+    def _exchange(self, what: str, **given: Any) -> dict[str, Any]:  # noqa: ANN401
         assert self._process.stdout is not None
         try:
             self._send({"do": what, "effects": self.relay is not None, **given})
             line = self._process.stdout.readline(LINE_LIMIT)
         except (OSError, ValueError) as error:
-            raise EnvironmentFailure(f"{what}: {self._last_words()}") from error
+            raise _GoneError(f"{what}: {self._last_words()}") from error
         if not line.endswith(b"\n"):
             self.kill()
             found = f"an answer of more than {LINE_LIMIT} bytes" if line else self._last_words()
-            raise EnvironmentFailure(f"{what}: {found}")
+            raise _GoneError(f"{what}: {found}")
         answer: dict[str, Any] = json.loads(line)
         if self.relay is not None:
             self.relay.write(answer.get("effects", []))
@@ -159,9 +170,7 @@ class _Child:
             if kind == "UsageError":
                 raise UsageError(text)
             raise ATTRIBUTED.get(kind, EnvironmentFailure)(text if kind in ATTRIBUTED else f"{kind}: {text}")
-        self.view = view_in(answer["view"])
-        found_here: dict[str, Any] = answer["found"]
-        return found_here
+        return answer
 
     def _send(self, message: dict[str, Any]) -> None:
         assert self._process.stdin is not None
@@ -180,18 +189,24 @@ class _Child:
         return f"the process {how}{hint}" + (f"; it said: {said}" if said else "")
 
     def close(self) -> None:
-        """Ask the child to close and end; kill it when it does not."""
-        with suppress(OSError, ValueError):  # it may be gone already
-            self._send({"do": "close"})
+        """Ask the child to close and end; kill it when it does not.
+
+        Raises:
+            EnvironmentFailure: closing raised in the child.
+        """
+        late = threading.Timer(CLOSE_S, self.kill)
+        late.start()
         try:
-            self._process.wait(CLOSE_S)
-        except subprocess.TimeoutExpired:
-            self.kill()
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout, self._notes):
-            if pipe is not None:
-                with suppress(OSError):  # a broken pipe has nothing left to flush
-                    pipe.close()
+            if self._process.poll() is None:
+                with suppress(_GoneError):  # it ended by itself, or was late
+                    self._exchange("close")
+        finally:
+            self._process.wait()
+            late.cancel()
+            for pipe in (self._process.stdin, self._process.stdout, self._notes):
+                if pipe is not None:
+                    with suppress(OSError):  # a broken pipe has nothing left to flush
+                        pipe.close()
 
     def kill(self) -> None:
         """End the process now."""

@@ -42,6 +42,12 @@ async def _perform(world: Environment, request: Message) -> Message:
     return {"found": encode(found), "view": view_out(look(world))}
 
 
+async def _close(world: Environment | None) -> Message:
+    if world is not None and isawaitable(closing := world.close()):  # type: ignore[func-returns-value]
+        await _awaited(closing)
+    return {}
+
+
 async def _awaited(found: Awaitable[Any]) -> Any:  # noqa: ANN401
     return await found
 
@@ -59,22 +65,23 @@ async def _serve(reference: str) -> None:
         request = json.loads(line)
         try:
             if request["do"] == "close":
-                if world is not None and isawaitable(closing := world.close()):  # type: ignore[func-returns-value]
-                    await _awaited(closing)
-                if kept is not None:
-                    kept.close()
-                return
-            world = world or resolve_environment(reference)()
-            if request["effects"] and kept is None:
-                kept = Kept()
-                world.effect_log = kept.log
-            answer = await _perform(world, request)
+                answer = await _close(world)
+            else:
+                world = world or resolve_environment(reference)()
+                if request["effects"] and kept is None:
+                    kept = Kept()
+                    world.effect_log = kept.log
+                answer = await _perform(world, request)
             text = json.dumps({**answer, "effects": _news(kept)}, allow_nan=False)
         except Exception as error:
             kind = next((base.__name__ for base in type(error).__mro__ if base.__module__ == KifuError.__module__), "")
             text = json.dumps({"error": kind or type(error).__name__, "text": str(error), "effects": _news(kept)})
         answers.write(text.encode() + b"\n")
         answers.flush()
+        if request["do"] == "close":
+            break
+    if kept is not None:
+        kept.close()
 
 
 if __name__ == "__main__":

@@ -8,14 +8,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
-from kifu.envs.boxed import BoxedEnvironment
+from kifu.envs.boxed import BoxedEnvironment, Sheet
 from kifu.envs.bugs import Bug, BugMaker
 from kifu.envs.instances import read_instances
 from kifu.envs.makers import maker_of
 from kifu.envs.mutation import Mutation
 from kifu.envs.packages import PACKAGES
 from kifu.envs.repairs import RepairCase, RepairSource, edits
-from kifu.envs.spec import Capabilities, Observation, Reply, Snapshot, Task
+from kifu.envs.spec import Capabilities, Observation, Reply, Task
 from kifu.envs.splits import split_range
 from kifu.envs.tools import tool
 from kifu.errors import UsageError
@@ -29,13 +29,8 @@ _SHOWN_TESTS, _SHOWN_HITS, _SHOWN_LINES = 10, 40, 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Sheet:
-    """What has happened so far."""
-
-    turns: int = 0
-    invalid: int = 0
+class _Sheet(Sheet):
     submitted: bool = False
-    stop: str | None = None
 
 
 class CodeRepair(BoxedEnvironment):
@@ -67,9 +62,14 @@ class CodeRepair(BoxedEnvironment):
     source: ClassVar[RepairSource | None] = None
     """Where tasks come from instead of planted bugs; see `kifu.envs.instances`."""
 
-    _sheet: _Sheet = _Sheet()
-    _case: RepairCase | None = None
-    _verdicts: dict[str, Verdict]
+    turns: ClassVar[int] = TURNS
+    sheet_type: ClassVar[type[Sheet]] = _Sheet
+    trust: ClassVar[Trust] = Trust.OUTSIDE
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._case: RepairCase | None = None
+        self._verdicts: dict[str, Verdict] = {}
 
     @classmethod
     def maker(cls, package: str) -> BugMaker:
@@ -99,7 +99,7 @@ class CodeRepair(BoxedEnvironment):
         """Lay the files out and name tests that fail."""
         case = self._case = self.case(task)
         self.open_box(Policy(base=case.base, limits=_LIMITS))
-        self._sheet, self._verdicts = _Sheet(), {}
+        self._verdicts = {}
         names = case.fail_to_pass[:_SHOWN_TESTS] if case.names_tests else ()
         more = len(case.fail_to_pass) - len(names)
         named = ["These tests fail:", *names, *([f"and {more} more"] if more else [])] if names else []
@@ -114,7 +114,7 @@ class CodeRepair(BoxedEnvironment):
             pattern: which, e.g. src/**/*.py; ** crosses folders.
         """
         found = self.box.export(Wanted(patterns=(pattern[:200] or "**",), max_files=300, with_data=False)).tree
-        return _turn(self, "\n".join(f"{path} {size.decode()}" for path, size in found.files.items()) or "no files")
+        return self.turn("\n".join(f"{path} {size.decode()}" for path, size in found.files.items()) or "no files")
 
     @tool
     def read_file(self, path: str, first: int = 1) -> Reply:
@@ -126,9 +126,9 @@ class CodeRepair(BoxedEnvironment):
         """
         text = _text(self, path)
         if text is None:
-            return _turn(self, f"Error: no text file {path[:200]}.", error="no such file")
+            return self.turn(f"Error: no text file {path[:200]}.", error="no such file")
         lines = text.split("\n")[max(first, 1) - 1 : max(first, 1) - 1 + _SHOWN_LINES]
-        return _turn(self, "\n".join(f"{max(first, 1) + at}\t{line}" for at, line in enumerate(lines)))
+        return self.turn("\n".join(f"{max(first, 1) + at}\t{line}" for at, line in enumerate(lines)))
 
     @tool
     def search(self, text: str) -> Reply:
@@ -143,7 +143,7 @@ class CodeRepair(BoxedEnvironment):
             lines = data.decode("utf-8", "replace").split("\n")
             hits += [f"{path}:{at}: {line.strip()[:160]}" for at, line in enumerate(lines, start=1) if text in line]
         more = [f"and {len(hits) - _SHOWN_HITS} more"] if len(hits) > _SHOWN_HITS else []
-        return _turn(self, "\n".join([*hits[:_SHOWN_HITS], *more]) or "not found")
+        return self.turn("\n".join([*hits[:_SHOWN_HITS], *more]) or "not found")
 
     @tool
     def edit(self, path: str, old: str, new: str) -> Reply:
@@ -161,13 +161,13 @@ class CodeRepair(BoxedEnvironment):
             count = 0 if text is None or not old else text.count(old)
         if text is None or count != 1:
             why = f"no text file {path[:200]}" if text is None else f"the text occurs {count} times, expected once"
-            return _turn(self, f"Error: {why}.", error=why)
+            return self.turn(f"Error: {why}.", error=why)
         try:
             data = text.replace(old, new).encode()
         except UnicodeEncodeError:
-            return _turn(self, "Error: the new text is not valid Unicode.", error="not valid Unicode")
+            return self.turn("Error: the new text is not valid Unicode.", error="not valid Unicode")
         self.box.put(Tree.of({path: data}))
-        return _turn(self, "done")
+        return self.turn("done")
 
     @tool
     def run_tests(self, name: str = "") -> Reply:
@@ -179,44 +179,28 @@ class CodeRepair(BoxedEnvironment):
         case = _present(self)
         ids = [item for item in case.expected if name in item][:200] if name else list(case.fail_to_pass)
         if not ids:
-            return _turn(self, f"Error: no test id contains {name[:100]!r}.", error="no such test")
+            return self.turn(f"Error: no test id contains {name[:100]!r}.", error="no such test")
         found = case.judge.run(_solution(self), ids=ids, order="shown")
         if found.problem:
-            return _turn(self, f"The tests did not run to their end: {found.problem}.", exit_status=None)
+            return self.turn(f"The tests did not run to their end: {found.problem}.", exit_status=None)
         failed = [item for item in ids if not found.passed(item)]
         bad = [f"{item}: {found.outcomes.get(item, ('', '', ''))[2] or 'did not run'}" for item in failed]
         shown = [f"{len(ids) - len(bad)} passed, {len(bad)} failed", *bad[:_SHOWN_HITS]]
-        return _turn(self, "\n".join(shown), exit_status=int(bool(bad)))
+        return self.turn("\n".join(shown), exit_status=int(bool(bad)))
 
     @tool
     def submit(self) -> Reply:
         """Give the files in to be judged; the task ends."""
-        self._sheet = replace(self._sheet, submitted=True)
+        self.note(submitted=True)
         right = _judged(self).success
-        return _turn(self, "", stop=StopReason.SUCCESS if right else StopReason.FAILURE)
-
-    def invalid(self, error: str) -> Reply:
-        """Anything else costs a turn."""
-        self._sheet = replace(self._sheet, invalid=self._sheet.invalid + 1)
-        return _turn(self, "Error: bad call.", error=error)
+        return self.turn("", stop=StopReason.SUCCESS if right else StopReason.FAILURE)
 
     def verify(self) -> Verdict:
         """Success is what was submitted passing every test; nothing submitted is none."""
-        if not self._sheet.submitted:
+        assert isinstance(self.sheet, _Sheet)
+        if not self.sheet.submitted:
             return Verdict(success=False, world_state_checks={"submitted": False}, verifier="code_repair/1")
-        return replace(_judged(self), invalid_actions=self._sheet.invalid)
-
-    def snapshot(self) -> Snapshot:
-        """The sheet and the box's files."""
-        return {"sheet": asdict(self._sheet), "box": self.changes()}
-
-    def restore(self, ref: Snapshot) -> None:
-        """Take both back; reset with the same task first."""
-        sheet, box = (ref.get("sheet"), ref.get("box")) if isinstance(ref, dict) else (None, None)
-        if not isinstance(sheet, dict) or not isinstance(box, dict) or set(sheet) != set(asdict(_Sheet())):
-            raise UsageError(f"code_repair: found snapshot {ref!r:.100}, expected sheet and box")
-        self._sheet = _Sheet(**sheet)  # type: ignore[arg-type]  # as asdict gave it
-        self.put_changes(box)
+        return replace(_judged(self), invalid_actions=self.sheet.invalid)
 
     @classmethod
     def tasks(cls, split: str, seed: int) -> Iterable[Task]:
@@ -287,22 +271,6 @@ def _text(world: CodeRepair, path: str) -> str | None:
         return None if found is None else found.decode("utf-8")
     except UnicodeDecodeError:
         return None
-
-
-def _turn(
-    world: CodeRepair,
-    text: str,
-    *,
-    stop: StopReason | None = None,
-    error: str | None = None,
-    exit_status: int | None = None,
-) -> Reply:
-    if world._sheet.stop is not None:
-        raise UsageError(f"the episode ended with {world._sheet.stop}; reset before the next call")
-    if stop is None and world._sheet.turns + 1 >= TURNS:
-        stop = StopReason.TASK_BUDGET
-    world._sheet = replace(world._sheet, turns=world._sheet.turns + 1, stop=stop)
-    return Reply(text=text, stop=stop, error=error, exit_status=exit_status, trust=Trust.OUTSIDE)
 
 
 _LIMITS = Limits(wall_s=60.0, cpu_s=20)
