@@ -184,7 +184,7 @@ def test_caps_that_cannot_be_meant_are_refused(settings: dict[str, float]) -> No
         CappedWeight(level=TokenRatio(), **settings)
 
 
-@pytest.mark.parametrize("settings", [{"low": -0.1}, {"high": -0.1}, {"high": nan}])
+@pytest.mark.parametrize("settings", [{"low": -0.1}, {"low": 1.1}, {"high": -0.1}, {"high": nan}])
 def test_bands_that_cannot_be_meant_are_refused(settings: dict[str, float]) -> None:
-    with pytest.raises(ArgumentError, match="band"):
+    with pytest.raises(ArgumentError, match="a ratio is never below 0"):
         BandMask(level=TokenRatio(), **settings)

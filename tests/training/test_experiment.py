@@ -71,7 +71,7 @@ CASES: dict[str, tuple[str, list[str]]] = {
     ),
     "an unknown choice": (
         toml("", policy='[policy]\nengine = "recurent"\n'),
-        ["policy", "recurent", "'hf', 'recurrent'"],
+        ["policy.engine: no choice `recurent`; did you mean `recurrent`? Known: hf, recurrent"],
     ),
     "an unknown value": (
         toml("", environment='on_truncation = "ignore"\n'),
@@ -79,13 +79,28 @@ CASES: dict[str, tuple[str, list[str]]] = {
     ),
     "a text for a number": (
         toml("").replace("steps = 2", 'steps = "2"'),
-        ["update.steps", "valid integer", "found '2'"],
+        ["update.steps: found '2', expected a whole number"],
     ),
-    "a number out of range": (toml("").replace("steps = 2", "steps = 0"), ["update.steps", "greater than", "found 0"]),
+    "a number out of range": (
+        toml("").replace("steps = 2", "steps = 0"),
+        ["update.steps: found 0, expected at least 1"],
+    ),
     "a fraction for a count": (toml("").replace("steps = 2", "steps = 1.5"), ["update.steps", "found 1.5"]),
     "a decay that never forgets": (
         toml("", update='optimizer = { type = "adamw", learning_rate = 1e-3, betas = [0.9, 1.0] }\n'),
         ["update.optimizer.betas.1", "less than 1", "found 1.0"],
+    ),
+    "a cost that enters nowhere": (
+        toml("", credit="costs = { tokens = { limit = 1 } }\n"),
+        ["credit.costs.tokens.where: missing; it says what the table is, one of: constraint, report, reward"],
+    ),
+    "data of an unsaid kind": (
+        toml("", update="data = { runs = ['x'] }\n"),
+        ["update.data.type: missing", "one of: fresh, stage, stored"],
+    ),
+    "a number for a table": (
+        toml("", credit="costs = { tokens = 1 }\n"),
+        ["credit.costs.tokens: found 1, expected an object"],
     ),
     "nan": (toml("", credit="gamma = nan\n"), ["credit.gamma", "found nan"]),
     "an infinite rate": (
@@ -117,6 +132,12 @@ def test_a_malformed_file_is_told_where_and_what(tmp_path: Path, name: str) -> N
     assert str(path) in str(raised.value)
     for part in told:
         assert part in str(raised.value)
+
+
+def test_a_mark_of_the_byte_order_at_the_start_is_read_over(tmp_path: Path) -> None:
+    path = tmp_path / "x.toml"
+    path.write_bytes(b"\xef\xbb\xbf" + toml("").encode())
+    assert load_experiment(path).experiment.update.steps == 2
 
 
 def test_several_mistakes_are_told_at_once(tmp_path: Path) -> None:

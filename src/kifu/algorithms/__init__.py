@@ -63,7 +63,7 @@ from kifu.algorithms.trace_turn_credit import TraceTurnCredit
 from kifu.algorithms.transitions import Transitions
 from kifu.algorithms.tree_grpo import TreeGrpo
 from kifu.algorithms.turn_ppo import TurnPpo
-from kifu.errors import ArgumentError, ExperimentError, nearest
+from kifu.errors import ArgumentError, ExperimentError, found_expected, nearest
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
     "actor_critic": ActorCritic,
@@ -144,15 +144,13 @@ def build_algorithm(name: str, options: Mapping[str, Any] | None = None) -> Algo
     try:
         adapter: TypeAdapter[Algorithm] = TypeAdapter(cls)
         algorithm = adapter.validate_json(json.dumps(options), strict=True)
-        algorithm.objective()
+        algorithm.objective(), algorithm.plan
     except ArgumentError as problem:
         raise ExperimentError(f"algorithm `{name}`: {problem}") from problem
     except ValidationError as problem:
         first = problem.errors(include_url=False)[0]
         path = ".".join(map(str, first["loc"]))
-        raise ExperimentError(
-            f"algorithm `{name}`, option `{path}`: {first['msg']}, found {first['input']!r}"
-        ) from problem
+        raise ExperimentError(f"algorithm `{name}`, option `{path}`: {found_expected(first)}") from problem
     return algorithm
 
 

@@ -35,7 +35,7 @@ def axes_of(algorithm: Algorithm) -> dict[str, str]:
             "value regression": described(policy.value),
             "reference": described(policy.kl),
         }
-    names = {"selection": "group filter", "data": "data in hand", "rollout": "rollout plan", "signal": "signal of a group"}
+    names = {"selection": "group filter", "data": "data in hand", "rollout": "rollout plan"}
     for item in fields(plan):
         found[names.get(item.name, item.name.replace("_", " "))] = described(getattr(plan, item.name))
     return found

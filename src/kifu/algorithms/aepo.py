@@ -10,6 +10,7 @@ from kifu.algorithms.composition import (
     Amount,
     Card,
     Count,
+    DualClip,
     Epochs,
     Feedback,
     Plan,
@@ -48,9 +49,9 @@ class Aepo:
     entropy_side: Side = "after_result"
     advantage_weight: Amount = 0.2
     """Of a token's standardized entropy in its advantage."""
-    clip_low: Amount = 0.2
+    clip_low: Share = 0.2
     clip_high: Amount = 0.2
-    dual_clip: float | None = 3.0
+    dual_clip: DualClip | None = 3.0
     std: StdName = "sample"
     eps: Amount = 1e-6
     epochs: Epochs = 1

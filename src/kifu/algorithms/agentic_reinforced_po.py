@@ -8,6 +8,7 @@ from kifu.algorithms.composition import (
     Amount,
     Card,
     Count,
+    DualClip,
     Epochs,
     Feedback,
     Plan,
@@ -47,9 +48,9 @@ class AgenticReinforcedPo:
     """Whose entropy decides: the paper's, of the tokens after the result, or the code's, of the turn that called."""
     attribution: Literal["soft", "hard"] = "soft"
     """Soft: shared tokens have each leaf's own advantage in its row. Hard: they have the mean over their leaves."""
-    clip_low: Amount = 0.2
+    clip_low: Share = 0.2
     clip_high: Amount = 0.2
-    dual_clip: float | None = 3.0
+    dual_clip: DualClip | None = 3.0
     """Largest ratio that counts where the advantage is negative; None means no such bound."""
     std: StdName = "sample"
     eps: Amount = 1e-6

@@ -9,10 +9,12 @@ from pydantic import Field
 from kifu.algorithms.composition import (
     Amount,
     Card,
+    DualClip,
     Epochs,
     Feedback,
     Plan,
     ReductionName,
+    Share,
     Source,
     StdName,
     TurnCredit,
@@ -39,9 +41,9 @@ class AgenticReplayPo:
     replay_below_mean: Annotated[float, Field(allow_inf_nan=False)] = 0.2
     success_above: Annotated[float, Field(allow_inf_nan=False)] = 0.1
     """Task reward that a kept success exceeds."""
-    clip_low: Amount = 0.2
+    clip_low: Share = 0.2
     clip_high: Amount = 0.3
-    dual_clip: Amount | None = 3.0
+    dual_clip: DualClip | None = 3.0
     std: StdName = "sample"
     eps: Amount = 1e-6
     epochs: Epochs = 1

@@ -14,6 +14,7 @@ from kifu.algorithms.composition import (
     Feedback,
     Plan,
     ReductionName,
+    Share,
     Source,
     StdName,
     TurnCredit,
@@ -44,7 +45,7 @@ class At2Po:
     """H of a turn: the mean entropy of its distributions, or (``sampled``, the code's) the mean of -log pi."""
     backup: Backup = "child_softmax"
     node_advantage: NodeAdvantage = "node_value"
-    clip_low: Amount = 3e-3
+    clip_low: Share = 3e-3
     clip_high: Amount = 4e-3
     std: StdName = "population"
     eps: Amount = 1e-6

@@ -10,6 +10,7 @@ from kifu.algorithms.composition import (
     Epochs,
     Feedback,
     Plan,
+    Positive,
     ReductionName,
     Share,
     Source,
@@ -27,7 +28,7 @@ from kifu.objectives import ClippedRatio, Objective, PolicyObjective, Reduction,
 class BilevelGae:
     """PPO whose advantages are estimated turn by turn, then token by token inside the turn."""
 
-    clip_low: Amount = 0.2
+    clip_low: Share = 0.2
     clip_high: Amount = 0.2
     gamma: Share = 1.0
     """Discount of one token."""
@@ -39,7 +40,7 @@ class BilevelGae:
     """Decay per turn; the released function has one for both levels."""
     epochs: Epochs = 1
     value_coefficient: Amount = 0.5
-    value_clip: Amount | None = None
+    value_clip: Positive | None = None
     whiten: bool = True
     """Normalize advantages over the trained tokens of the update."""
     average: ReductionName = "token"

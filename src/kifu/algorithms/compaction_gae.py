@@ -12,6 +12,7 @@ from kifu.algorithms.composition import (
     Epochs,
     Feedback,
     Plan,
+    Positive,
     ReductionName,
     Share,
     Source,
@@ -29,7 +30,7 @@ from kifu.objectives import ClippedRatio, Objective, PolicyObjective, Reduction,
 class CompactionGae:
     """Token GAE inside each context, shrunk by the tokens of the contexts that follow it."""
 
-    clip_low: Amount = 0.2
+    clip_low: Share = 0.2
     clip_high: Amount = 0.2
     gamma: Share = 1.0
     """Discount of one token."""
@@ -37,7 +38,7 @@ class CompactionGae:
     """lam = 1 - 1 / (scale l), l the trained tokens of the trajectory."""
     epochs: Epochs = 1
     value_coefficient: Amount = 0.5
-    value_clip: Amount | None = None
+    value_clip: Positive | None = None
     whiten: bool = False
     average: ReductionName = "token"
 

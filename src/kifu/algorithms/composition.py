@@ -31,7 +31,9 @@ Epochs: TypeAlias = Annotated[int, Field(ge=1)]
 Count: TypeAlias = Annotated[int, Field(ge=1)]
 Share: TypeAlias = Annotated[float, Field(ge=0, le=1)]
 Amount: TypeAlias = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+PositiveShare: TypeAlias = Annotated[float, Field(gt=0, le=1)]
 Positive: TypeAlias = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+DualClip: TypeAlias = Annotated[float, Field(gt=1, allow_inf_nan=False)]
 """Domains of options, checked by `kifu.algorithms.build_algorithm`."""
 
 

@@ -12,6 +12,7 @@ from kifu.algorithms.composition import (
     Feedback,
     Plan,
     ReductionName,
+    Share,
     Source,
     StdName,
     TurnCredit,
@@ -31,7 +32,7 @@ from kifu.objectives import ClippedRatio, Objective, PolicyObjective, Reduction,
 class Dapo:
     """GRPO with a higher upper bound, every token of the update weighing the same, and groups that differ only."""
 
-    clip_low: Amount = 0.2
+    clip_low: Share = 0.2
     clip_high: Amount = 0.28
     overlong: tuple[int, int] | None = None
     """(L_max, L_cache) of the penalty on long attempts, in sampled tokens; the paper has (20480, 4096). None: none."""

@@ -12,6 +12,7 @@ from kifu.algorithms.composition import (
     Epochs,
     Feedback,
     Plan,
+    Share,
     Source,
     TurnCredit,
     relative_credit,
@@ -26,7 +27,7 @@ from kifu.objectives import ClippedRatio, ConstantNormalizer, Objective, PolicyO
 class DrGrpo:
     """The centred reward, and a constant in place of the length."""
 
-    clip_low: Amount = 0.2
+    clip_low: Share = 0.2
     clip_high: Amount = 0.2
     constant: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 3000.0
     """What the token losses of a trajectory are divided by: the token limit of a trajectory, as the source has it."""

@@ -11,6 +11,7 @@ from kifu.algorithms.composition import (
     Feedback,
     Plan,
     ReductionName,
+    Share,
     Source,
     StdName,
     TurnCredit,
@@ -28,7 +29,7 @@ from kifu.objectives import ClippedRatio, Objective, PolicyObjective, Reduction,
 class Dupo:
     """The places of groups without signal are filled with copies of others of the same step."""
 
-    clip_low: Amount = 0.2
+    clip_low: Share = 0.2
     clip_high: Amount = 0.28
     std: StdName = "population"
     eps: Amount = 0.0

@@ -32,7 +32,7 @@ from kifu.objectives import ClippedRatio, Objective, PolicyObjective, Reduction,
 class GiGpo:
     """A turn gets its episode's relative reward plus its own return relative to other turns taken in the same state."""
 
-    clip_low: Amount = 0.2
+    clip_low: Share = 0.2
     clip_high: Amount = 0.2
     step_gamma: Share = 0.95
     """Discount of the step returns that are compared at a state; the episode's reward has the experiment's."""

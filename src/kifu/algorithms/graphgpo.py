@@ -13,6 +13,7 @@ from kifu.algorithms.composition import (
     Feedback,
     Plan,
     ReductionName,
+    Share,
     Source,
     StdName,
     TurnCredit,
@@ -32,7 +33,7 @@ from kifu.objectives import ClippedRatio, Objective, PolicyObjective, Reduction,
 class GraphGpo:
     """The episode's relative reward, plus the turn's distance return relative to other turns from the same state."""
 
-    clip_low: Amount = 0.2
+    clip_low: Share = 0.2
     clip_high: Amount = 0.2
     reward: Amount = 10.0
     """Of a turn that leads to success at once."""

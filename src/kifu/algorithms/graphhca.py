@@ -12,7 +12,9 @@ from kifu.algorithms.composition import (
     Epochs,
     Feedback,
     Plan,
+    PositiveShare,
     ReductionName,
+    Share,
     Source,
     StdName,
     TurnCredit,
@@ -35,11 +37,11 @@ Positive = Annotated[float, Field(gt=0, le=1)]
 class GraphHca:
     """GRPO's advantage, plus the turn's log progress relative to other turns from the same state."""
 
-    clip_low: Amount = 0.2
+    clip_low: Share = 0.2
     clip_high: Amount = 0.2
-    graph_gamma: Positive = 0.95
+    graph_gamma: PositiveShare = 0.95
     """Discount of one transition on the graph."""
-    floor: Positive = 0.01
+    floor: PositiveShare = 0.01
     """Smallest chance of success that the logarithm sees."""
     weight: Amount = 1.0
     """Of the graph's advantage."""

@@ -11,6 +11,7 @@ from kifu.algorithms.composition import (
     Feedback,
     Plan,
     ReductionName,
+    Share,
     Source,
     StdName,
     TurnCredit,
@@ -27,7 +28,7 @@ from kifu.objectives import ClippedRatio, KlPenalty, Objective, PolicyObjective,
 class Grpo:
     """Every token of a trajectory gets the trajectory's reward relative to its group."""
 
-    clip_low: Amount = 0.2
+    clip_low: Share = 0.2
     clip_high: Amount = 0.2
     std: StdName = "sample"
     """What the centred reward is divided by; the paper writes std without saying which, public code uses n - 1."""

@@ -11,6 +11,7 @@ from kifu.algorithms.composition import (
     Feedback,
     Plan,
     ReductionName,
+    Share,
     Source,
     StdName,
     TurnCredit,
@@ -27,7 +28,7 @@ from kifu.objectives import ClippedRatio, Objective, PolicyObjective, Reduction,
 class Gspo:
     """GRPO's credit with one length-normalized ratio a trajectory, clipped as a whole."""
 
-    clip_low: Amount = 3e-4
+    clip_low: Share = 3e-4
     clip_high: Amount = 4e-4
     std: StdName = "sample"
     eps: Amount = 1e-6

@@ -38,7 +38,7 @@ from kifu.objectives import ClippedRatio, Objective, PolicyObjective, Reduction,
 class Hcapo:
     """GRPO's advantage, plus a hindsight value of each turn relative to all turns of the group."""
 
-    clip_low: Amount = 0.2
+    clip_low: Share = 0.2
     clip_high: Amount = 0.2
     temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 5.0
     """Divides the hindsight log-probability."""
@@ -59,6 +59,7 @@ class Hcapo:
 
     def __post_init__(self) -> None:
         self._scores  # noqa: B018 - refuses a template without an end
+        hindsight_ratios((), temperature=self.temperature, low=self.ratio_low, high=self.ratio_high)
 
     card: ClassVar[Card] = Card(
         name="Hindsight credit assignment policy optimization",

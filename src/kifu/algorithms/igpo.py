@@ -35,7 +35,7 @@ from kifu.objectives import ClippedRatio, Objective, PolicyObjective, Reduction,
 class Igpo:
     """Information gain of every turn but the last, then the outcome, summed to the end, relative to the group."""
 
-    clip_low: Amount = 0.2
+    clip_low: Share = 0.2
     clip_high: Amount = 0.2
     gamma: Share = 1.0
     """Discount of one turn in the sum of gains."""

@@ -13,6 +13,7 @@ from kifu.algorithms.composition import (
     Feedback,
     Plan,
     ReductionName,
+    Share,
     Source,
     StdName,
     TurnCredit,
@@ -32,7 +33,7 @@ from kifu.objectives import ClippedRatio, Objective, PolicyObjective, Reduction,
 class MtGrpo:
     """Tokens up to the first tool result get the outcome's and the turn's relative reward, later ones the outcome's."""
 
-    clip_low: Amount = 0.2
+    clip_low: Share = 0.2
     clip_high: Amount = 0.2
     coefficient: Amount = 1.0
     """Of the turn advantage."""

@@ -10,6 +10,7 @@ from kifu.algorithms.composition import (
     Epochs,
     Feedback,
     Plan,
+    Positive,
     ReductionName,
     Share,
     Source,
@@ -34,12 +35,12 @@ from kifu.objectives import (
 class Ppo:
     """The clipped surrogate, several passes over the same rollouts."""
 
-    clip_low: Amount = 0.2
+    clip_low: Share = 0.2
     clip_high: Amount = 0.2
     lam: Share = 0.95
     epochs: Epochs = 4
     value_coefficient: Amount = 0.5
-    value_clip: Amount | None = None
+    value_clip: Positive | None = None
     entropy_coefficient: Amount = 0.01
     whiten: bool = True
     """Normalize advantages over the trained tokens of the update."""

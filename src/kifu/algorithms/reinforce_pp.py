@@ -11,6 +11,7 @@ from kifu.algorithms.composition import (
     Feedback,
     Plan,
     ReductionName,
+    Share,
     Source,
     TurnCredit,
     outcome_returns,
@@ -28,7 +29,7 @@ from kifu.objectives import ClippedRatio, Objective, PolicyObjective, Reduction,
 class ReinforcePlusPlus:
     """Returns to go, normalized by mean and deviation of all trained tokens of the update."""
 
-    clip_low: Amount = 0.2
+    clip_low: Share = 0.2
     clip_high: Amount = 0.2
     baseline: Literal["none", "group"] = "none"
     """``group``: the group's mean return is taken off first (REINFORCE++-baseline)."""

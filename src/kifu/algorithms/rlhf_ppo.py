@@ -37,7 +37,7 @@ class RlhfPpo:
 
     beta: Amount = 0.02
     """Price of one nat away from the reference."""
-    clip_low: Amount = 0.2
+    clip_low: Share = 0.2
     clip_high: Amount = 0.2
     lam: Share = 0.95
     epochs: Epochs = 4

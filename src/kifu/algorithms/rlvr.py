@@ -42,7 +42,7 @@ class Rlvr:
     beta: Amount = 0.0
     """Price of leaving the policy the stage began with: k3 inside the loss with ``group``, k1 inside the reward with
     ``critic``."""
-    clip_low: Amount = 0.2
+    clip_low: Share = 0.2
     clip_high: Amount = 0.2
     std: StdName = "sample"
     """What the centred return of a group is divided by."""

@@ -12,6 +12,7 @@ from kifu.algorithms.composition import (
     Epochs,
     Feedback,
     Plan,
+    Positive,
     ReductionName,
     Share,
     Source,
@@ -30,13 +31,13 @@ from kifu.objectives import BandMask, Objective, PolicyObjective, Reduction, Tok
 class Sao:
     """GAE over sampled tokens only; a token whose ratio left the band has no gradient, whatever its advantage."""
 
-    clip_low: Amount = 0.2
+    clip_low: Share = 0.2
     """The band begins above 1 - clip_low."""
     clip_high: Amount = 0.28
     """The band ends below 1 + clip_high."""
     lam: Share = 0.95
     value_coefficient: Amount = 0.5
-    value_clip: Amount | None = None
+    value_clip: Positive | None = None
     epochs: Epochs = 1
     average: ReductionName = "token"
 

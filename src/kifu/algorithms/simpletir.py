@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 import numpy as np
-from pydantic import Field
 
 from kifu.algorithms.composition import (
     Amount,
     Card,
+    DualClip,
     Epochs,
     Feedback,
     Plan,
@@ -32,9 +32,9 @@ from kifu.objectives import ClippedRatio, Objective, PolicyObjective, Reduction,
 class SimpleTir:
     """GRPO's credit; one turn without a readable call or an answer takes its whole trajectory out of the loss."""
 
-    clip_low: Amount = 0.2
+    clip_low: Share = 0.2
     clip_high: Amount = 0.28
-    dual: Annotated[float, Field(gt=1)] | None = 3.0
+    dual: DualClip | None = 3.0
     """Largest ratio that counts where the advantage is negative."""
     band_low: Share = 0.1
     band_high: Share = 0.9

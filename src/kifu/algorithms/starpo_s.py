@@ -12,6 +12,7 @@ from kifu.algorithms.composition import (
     Epochs,
     Feedback,
     Plan,
+    Positive,
     ReductionName,
     Share,
     Source,
@@ -41,12 +42,12 @@ class StarPoS:
 
     share: Annotated[float, Field(gt=0, le=1)] = 0.25
     """Groups that are kept, of all groups of the step."""
-    clip_low: Amount = 0.2
+    clip_low: Share = 0.2
     clip_high: Amount = 0.28
     lam: Share = 1.0
     epochs: Epochs = 1
     value_coefficient: Amount = 0.5
-    value_clip: Amount | None = None
+    value_clip: Positive | None = None
     entropy_coefficient: Amount = 0.001
     whiten: bool = True
     """Normalize advantages over the trained tokens of the update."""

@@ -33,7 +33,7 @@ from kifu.objectives import ClippedRatio, Objective, PolicyObjective, Reduction,
 class Tara:
     """A turn's own check, and what right turns lead to, both relative to the group at the same turn index."""
 
-    clip_low: Amount = 0.2
+    clip_low: Share = 0.2
     clip_high: Amount = 0.2
     component: str | None = None
     """Reward component that is the turn's check, 1 when its calls cover the golden ones; None adds all of them."""

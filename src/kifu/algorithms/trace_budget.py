@@ -14,6 +14,7 @@ from kifu.algorithms.composition import (
     Feedback,
     Plan,
     ReductionName,
+    Share,
     Source,
     StdName,
     TurnCredit,
@@ -34,7 +35,7 @@ from kifu.objectives import ClippedRatio, Objective, PolicyObjective, Reduction,
 class TraceBudget:
     """Roots whose attempts are likely to disagree, then prefixes whose continuation is likely to end otherwise."""
 
-    clip_low: Amount = 0.2
+    clip_low: Share = 0.2
     clip_high: Amount = 0.2
     budget: Annotated[int, Field(ge=1)] = 512
     """Rollouts of one step, roots and continuations together."""

@@ -36,7 +36,7 @@ from kifu.objectives import ClippedRatio, Objective, PolicyObjective, Reduction,
 class TraceTurnCredit:
     """The outcome's relative reward, plus progress of the gold answer's likelihood over the next tool turns."""
 
-    clip_low: Amount = 0.2
+    clip_low: Share = 0.2
     clip_high: Amount = 0.2
     window: Annotated[int, Field(ge=1)] = 3
     """Transitions whose progress a turn is credited with."""

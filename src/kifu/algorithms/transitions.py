@@ -2,17 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
-
-from pydantic import Field
+from typing import ClassVar, Literal
 
 from kifu.algorithms.composition import (
     Amount,
     Card,
+    DualClip,
     Epochs,
     Feedback,
     Plan,
     ReductionName,
+    Share,
     Source,
     StdName,
     TurnCredit,
@@ -35,9 +35,9 @@ class Transitions:
 
     statistics: Literal["rollout", "call"] = "rollout"
     """What a group's mean and deviation run over; with ``call`` a rollout of many calls counts as often."""
-    clip_low: Amount = 0.2
+    clip_low: Share = 0.2
     clip_high: Amount = 0.2
-    dual: Annotated[float, Field(gt=1)] | None = 3.0
+    dual: DualClip | None = 3.0
     """Largest ratio that counts where the advantage is negative."""
     std: StdName = "sample"
     eps: Amount = 1e-6

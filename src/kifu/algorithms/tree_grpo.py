@@ -8,10 +8,12 @@ from kifu.algorithms.composition import (
     Amount,
     Card,
     Count,
+    DualClip,
     Epochs,
     Feedback,
     Plan,
     ReductionName,
+    Share,
     Source,
     StdName,
     TurnCredit,
@@ -37,9 +39,9 @@ class TreeGrpo:
     rounds: Count = 1
     expansions: Count = 2
     """Nodes of each tree that are gone on from in a round."""
-    clip_low: Amount = 0.2
+    clip_low: Share = 0.2
     clip_high: Amount = 0.2
-    dual_clip: float | None = 3.0
+    dual_clip: DualClip | None = 3.0
     kl: Amount = 0.001
     """Weight of k3 to the policy the run began with; 0 does without it."""
     std: StdName = "sample"

@@ -10,6 +10,7 @@ from kifu.algorithms.composition import (
     Epochs,
     Feedback,
     Plan,
+    Positive,
     ReductionName,
     Share,
     Source,
@@ -40,12 +41,12 @@ class TurnPpo:
 
     ratio: Literal["turn", "token"] = "turn"
     """``turn``: exp of the mean log-ratio of the turn's tokens (StepPO); ``token``: each its own (Turn-PPO)."""
-    clip_low: Amount = 0.2
+    clip_low: Share = 0.2
     clip_high: Amount = 0.2
     lam: Share = 0.95
     epochs: Epochs = 1
     value_coefficient: Amount = 0.5
-    value_clip: Amount | None = None
+    value_clip: Positive | None = None
     entropy_coefficient: Amount = 0.0
     whiten: bool = False
     """Normalize advantages over the trained tokens of the update."""

@@ -42,6 +42,10 @@ class SuccessBand:
     low: float = 0.1
     high: float = 0.9
 
+    def __post_init__(self) -> None:
+        if not self.low <= self.high:
+            raise ArgumentError(f"a band of mean rewards needs low <= high, found {self.low} and {self.high}")
+
 
 Selection: TypeAlias = KeepInformative | TopSpread | DuplicateInformative | SuccessBand
 

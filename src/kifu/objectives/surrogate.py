@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kifu.errors import ArgumentError
 from kifu.objectives.ratio import RatioLevel, TokenRatio, is_trained
-from kifu.objectives.weighted import BandMask, CappedWeight
+from kifu.objectives.weighted import BandMask, CappedWeight, check_bounds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +42,7 @@ class ClippedRatio:
     """Largest ratio that counts where the advantage is negative (Ye et al., 2020), > 1."""
 
     def __post_init__(self) -> None:
-        if not (self.low >= 0.0 and self.high >= 0.0):
-            raise ArgumentError(f"clip distances must be >= 0, found low {self.low} and high {self.high}")
+        check_bounds(self.low, self.high)
         if self.dual is not None and not self.dual > 1.0:
             raise ArgumentError(f"the dual clip bounds a ratio and must be > 1, found {self.dual}")
 

@@ -15,6 +15,19 @@ from kifu.errors import ArgumentError
 from kifu.objectives.ratio import RatioLevel, is_trained
 
 
+def check_bounds(low: float, high: float) -> None:
+    """Refuse bounds ``1 - low`` and ``1 + high`` that no ratio could reach.
+
+    Raises:
+        ArgumentError: a distance is negative, the lower bound is, or the upper one is no number.
+    """
+    if not (0.0 <= low <= 1.0 and 0.0 <= high < inf):
+        raise ArgumentError(
+            "a ratio is never below 0: its lower bound is 1 - low with low in [0, 1], its upper one 1 + high with a "
+            f"finite high >= 0; found low {low} and high {high}"
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CappedWeight:
     """The importance weight, capped and without gradient, times ``A log pi`` (CISPO, MiniMax, 2025).
@@ -46,8 +59,7 @@ class BandMask:
     """The band ends below 1 + high."""
 
     def __post_init__(self) -> None:
-        if not (self.low >= 0.0 and self.high >= 0.0):
-            raise ArgumentError(f"a band's distances must be >= 0, found low {self.low} and high {self.high}")
+        check_bounds(self.low, self.high)
 
 
 def capped_surrogate(

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias, cast
 from pydantic import BaseModel, ValidationError
 
 from kifu.envs import Environment, Task
-from kifu.errors import ExperimentError, nearest
+from kifu.errors import ExperimentError, found_expected, nearest
 from kifu.gateway.endpoint import OutsideAgent
 from kifu.training.layers import Experiment, MachineTable
 
@@ -52,7 +52,7 @@ def load_experiment(path: Path, *, profile: str | None = None, overrides: Sequen
         ExperimentError: the file cannot be read, parsed or meant.
     """
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        table = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError as missing:
         raise ExperimentError(
             f"{path}: no such file; expected an experiment in TOML, and `kifu init NAME` writes one"
@@ -164,22 +164,32 @@ def _explain(problem: ValidationError, model: type[BaseModel], where: str) -> st
         if in_stages and error["loc"][:1] in (("credit",), ("update",)):
             continue  # the last stage's tables, told already
         path = ".".join(_named(error["loc"]))
-        if error["type"] == "extra_forbidden":
-            known = _known_fields(model, error["loc"][:-1])
-            lines.append(f"{path}: unknown field; {nearest(str(error['loc'][-1]), known)}")
-        elif error["type"] == "missing":
-            lines.append(f"{path}: missing; it has no default and must be stated")
-        else:
-            found = "" if isinstance(error["input"], dict) else f", found {error['input']!r}"
-            message = error["msg"].removeprefix("Value error, ")
-            lines.append(f"{path}: {message}{found}" if path else f"{message}{found}")
+        match error["type"]:
+            case "extra_forbidden":
+                known = _known_fields(model, error["loc"][:-1])
+                lines.append(f"{path}: unknown field; {nearest(str(error['loc'][-1]), known)}")
+            case "missing":
+                lines.append(f"{path}: missing; it has no default and must be stated")
+            case "union_tag_not_found" | "union_tag_invalid":
+                lines.append(_explain_choice(path, error["ctx"], _choices(model, error["loc"])))
+            case _:
+                lines.append(f"{path}: {found_expected(error)}" if path else found_expected(error))
     return f"{where}: " + f"\n{where}: ".join(lines)
+
+
+def _explain_choice(path: str, about: Mapping[str, Any], choices: list[str]) -> str:
+    """A table that says which of several it is, and says none or one that is not there."""
+    field = str(about["discriminator"]).strip("'")
+    if "tag" in about:
+        return f"{path}.{field}: no choice `{about['tag']}`; {nearest(about['tag'], choices)}"
+    return f"{path}.{field}: missing; it says what the table is, one of: {', '.join(choices)}"
 
 
 _TAGS = frozenset(
     {"hf", "recurrent", "full", "lora", "none", "potential", "adamw", "demonstrations", "fresh", "stored", "train"}
-    | {"tool_calling", "outside", "window", "key_value", "report", "reward", "constraint"}
+    | {"tool_calling", "outside", "window", "cleared_results", "key_value", "report", "reward", "constraint"}
     | {"ranking", "labelling", "collection", "stage", "process_model", "hindsight", "model_of_runs", "model_of_stage"}
+    | {"temperature_of_all", "temperature_by_member"}
 )
 _NAMES = frozenset({"stages", "signals", "splits", "components"})
 """Tables whose keys are names that the file chose."""
@@ -191,12 +201,22 @@ def _named(loc: Sequence[int | str]) -> list[str]:
 
 
 def _known_fields(model: type[BaseModel], path: tuple[int | str, ...]) -> list[str]:
+    return sorted({name for node in _nodes(model, path) for name in node.get("properties", {})}) or ["(nothing)"]
+
+
+def _choices(model: type[BaseModel], path: tuple[int | str, ...]) -> list[str]:
+    """What a table may say it is."""
+    return sorted({name for node in _nodes(model, path) for name in node.get("discriminator", {}).get("mapping", {})})
+
+
+def _nodes(model: type[BaseModel], path: tuple[int | str, ...]) -> list[Table]:
+    """The parts of the schema that a path may lead to."""
     schema = model.model_json_schema(by_alias=True)
     definitions = schema.get("$defs", {})
     nodes = [schema]
     for part in path:
         nodes = [_resolve(child, definitions) for node in nodes for child in _children(node, str(part), definitions)]
-    return sorted({name for node in nodes for name in node.get("properties", {})}) or ["(nothing)"]
+    return nodes
 
 
 def _children(node: Table, part: str, definitions: Table) -> list[Table]:

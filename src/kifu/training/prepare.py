@@ -37,7 +37,7 @@ from kifu.training.freeze import Identity, Protocol, freeze
 from kifu.training.layers import Experiment, HfPolicy, Lora, RecurrentPolicy
 from kifu.training.machine import resolve_machine
 from kifu.training.outsider import Outsider, acting, outsider_of
-from kifu.training.stages import Stage, check_stage, stages_of
+from kifu.training.stages import Stage, check_stage, in_stage, stages_of
 from kifu.training.starting import start_digest
 from kifu.training.stored import stored_heads, stored_names
 from kifu.training.suited import (
@@ -268,24 +268,25 @@ def _check_stages(stages: Sequence[Stage], experiment: Experiment, environment: 
     """Refuse a stage that cannot work with this environment and this policy."""
     check_history(experiment, stages, environment=environment)
     for stage in stages:
-        if stage.fits is None:
-            check_paid(experiment.model_copy(update={"credit": stage.credit}), stage.algorithm, environment)
-        check_values(stage.algorithm.plan, experiment, name=stage.method)
-        check_budget(stage)
-        check_verifiable(stage, experiment, environment)
-        check_stage(stage, experiment)
-        check_refreshable(stage, environment)
-        check_rollouts(
-            stage.algorithm.plan,
-            size=stage.update.group_size,
-            environment=environment,
-            name=stage.method,
-        )
-        if stage.demonstrations is not None:  # asked now, so that nothing was written when there is none
-            limit_s = _limit(experiment)
-            script_of(
-                environment, demonstration_task(environment, 0, limit_s=limit_s), seed=0, noise=0.0, limit_s=limit_s
+        with in_stage(stage.name, experiment):
+            if stage.fits is None:
+                check_paid(experiment.model_copy(update={"credit": stage.credit}), stage.algorithm, environment)
+            check_values(stage.algorithm.plan, experiment, name=stage.method)
+            check_budget(stage)
+            check_verifiable(stage, experiment, environment)
+            check_stage(stage, experiment)
+            check_refreshable(stage, environment)
+            check_rollouts(
+                stage.algorithm.plan,
+                size=stage.update.group_size,
+                environment=environment,
+                name=stage.method,
             )
+            if stage.demonstrations is not None:  # asked now, so that nothing was written when there is none
+                limit_s = _limit(experiment)
+                script_of(
+                    environment, demonstration_task(environment, 0, limit_s=limit_s), seed=0, noise=0.0, limit_s=limit_s
+                )
 
 
 def _contexts(experiment: Experiment, stages: Sequence[Stage]) -> int:

@@ -1,6 +1,7 @@
 """The stages of a run: consecutive steps with one method, one optimizer and one place to start from, checked."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, assert_never
 
@@ -118,7 +119,8 @@ def stages_of(experiment: Experiment) -> tuple[Stage, ...]:
                     _imitation(name, shown, experiment=experiment, clip=layer.clip_norm, first=first, start=layer.start)
                 )
             case TrainStage():
-                found.append(_training(name, layer, experiment=experiment, first=first))
+                with in_stage(name, experiment):
+                    found.append(_training(name, layer, experiment=experiment, first=first))
             case RankingStage() | LabellingStage() | CollectionStage():
                 found.append(_judging(name, layer, experiment=experiment, first=first))
             case _ as unreachable:
@@ -126,6 +128,17 @@ def stages_of(experiment: Experiment) -> tuple[Stage, ...]:
     if experiment.stages:
         _check_names(found)
     return tuple(found)
+
+
+@contextmanager
+def in_stage(name: str, experiment: Experiment) -> Iterator[None]:
+    """Errors about one of several stages say which."""
+    try:
+        yield
+    except ExperimentError as error:
+        if not experiment.stages:
+            raise
+        raise ExperimentError(f"stages.{name}: {error}") from error
 
 
 def _imitation(
