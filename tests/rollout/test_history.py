@@ -1,4 +1,4 @@
-"""A window over turns: what leaves the context, what the record says of it, what it costs in key and door."""
+"""Histories that forget: what leaves the context, what the record says of it, what it costs in key and door."""
 
 from collections.abc import Awaitable, Callable
 from typing import TypeAlias
@@ -10,7 +10,8 @@ from kifu.envs.suites.key_door_text import KeyDoorText
 from kifu.policy import ScriptedSampler
 from kifu.records import Origin, ToolCall, Trajectory, from_row, pre_update_check, to_row
 from kifu.render import ChatRenderer
-from kifu.rollout import Limits, Setting, Window
+from kifu.rollout import ClearedResults, Limits, Setting, Window
+from kifu.rollout.history import CLEARED
 
 MakeSetting: TypeAlias = Callable[..., Setting]
 Attempt: TypeAlias = Callable[..., Awaitable[Trajectory]]
@@ -31,7 +32,7 @@ SAID = (f"inspect {_first_object()}", "wait one", "wait two", "wait three")
 
 async def episode(attempt: Attempt, make_setting: MakeSetting, says: Says, *, turns: int | None) -> Trajectory:
     window = None if turns is None else Window(turns=turns)
-    return await attempt(make_setting(KeyDoorText, window=window, limits=Limits(turns=4)), says(*SAID), task=TASK)
+    return await attempt(make_setting(KeyDoorText, history=window, limits=Limits(turns=4)), says(*SAID), task=TASK)
 
 
 def contexts(found: Trajectory, renderer: ChatRenderer) -> list[str]:
@@ -97,3 +98,44 @@ async def test_a_window_that_drops_the_inspection_loses_the_colour(
     assert clue == short.turns[0].results[0].text
     assert [clue in text for text in contexts(full, renderer)] == [False, True, True, True]
     assert [clue in text for text in contexts(short, renderer)] == [False, True, False, False]
+
+
+CLEARING = ClearedResults(turns=1)
+
+
+async def cleared(attempt: Attempt, make_setting: MakeSetting, says: Says) -> Trajectory:
+    return await attempt(make_setting(KeyDoorText, history=CLEARING, limits=Limits(turns=4)), says(*SAID), task=TASK)
+
+
+async def test_cleared_results_leave_every_turn_in_place_and_a_marker_for_each_earlier_result(
+    make_setting: MakeSetting, attempt: Attempt, says: Says, renderer: ChatRenderer
+) -> None:
+    found = await cleared(attempt, make_setting, says)
+    whole = contexts(await episode(attempt, make_setting, says, turns=None), renderer)
+
+    for at, text in enumerate(contexts(found, renderer)):
+        expected = whole[at]
+        for turn in found.turns[: max(at - 1, 0)]:
+            expected = expected.replace(turn.results[0].text, CLEARED, 1)
+        assert text == expected
+
+
+async def test_a_clearing_is_an_event_on_a_tape_of_its_own_and_the_marker_is_the_controllers(
+    make_setting: MakeSetting, attempt: Attempt, says: Says, renderer: ChatRenderer, spell: Spell
+) -> None:
+    found = await cleared(attempt, make_setting, says)
+
+    assert [turn.tape for turn in found.turns] == [0, 0, 1, 2]
+    told = [[(event.kind, event.detail.get("cleared")) for event in turn.events] for turn in found.turns]
+    assert told == [
+        [],
+        [("context.cleared", [0]), ("context.fork", None)],
+        [("context.cleared", [0, 1]), ("context.fork", None)],
+        [("context.cleared", [0, 1, 2]), ("context.fork", None)],
+    ]
+    spans = [span for tape in found.tapes for span in tape.spans]
+    own = [token for span in spans if span.origin is Origin.POLICY for token in span.token_ids.tolist()]
+    assert own == [token for said in SAID for token in spell(said)]
+    texts = [(span.origin, renderer.tokenizer.decode(span.token_ids.tolist())) for span in spans]
+    assert {origin for origin, text in texts if CLEARED in text} == {Origin.CONTROLLER}
+    assert pre_update_check(found) == []

@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 import pytest
 
-from kifu.agents import KeyValueMemory
+from kifu.agents import KeyValueMemory, ToolCallingAgent
 from kifu.envs import Capabilities, Environment, Reply, SnapshotKind, Task, tool
 from kifu.envs.finite import History, best_deterministic, explore, full
 from kifu.envs.suites.key_door import COLOURS, KeyDoor
@@ -31,7 +31,7 @@ Attempt: TypeAlias = Callable[..., Awaitable[Trajectory]]
 Says: TypeAlias = Callable[..., ScriptedSampler]
 Spell: TypeAlias = Callable[[str], list[int]]
 
-MEMORY = KeyValueMemory(entries=2, characters=20)
+REMEMBERING = ToolCallingAgent(memory=KeyValueMemory(entries=2, characters=20))
 TASKS = [Task(id=door, family=door, data={"door": door, "budget": 6}) for door in COLOURS]
 
 
@@ -90,7 +90,7 @@ def test_a_window_over_one_turn_is_worth_one_half_at_best_and_the_whole_history_
 async def test_with_a_memory_the_door_opens_behind_the_window_and_without_one_half_the_time(
     make_setting: MakeSetting, attempt: Attempt, renderer: ChatRenderer, spell: Spell, remembers: bool, success: float
 ) -> None:
-    setting = make_setting(LongWay, window=Window(turns=1), memory=MEMORY if remembers else None)
+    setting = make_setting(LongWay, history=Window(turns=1), agent=REMEMBERING if remembers else ToolCallingAgent())
     reader, found, shown = Reader(renderer, spell, remembers=remembers), [], []
     for task in TASKS:
         found.append(await attempt(setting, ScriptedSampler(reader), task=task))
@@ -115,7 +115,7 @@ async def test_the_record_has_every_write_every_read_and_every_miss(
         "recall DOOR",
         "finish",
     )
-    found = await attempt(make_setting(KeyDoor, memory=MEMORY), says(*said), task=TASKS[0])
+    found = await attempt(make_setting(KeyDoor, agent=REMEMBERING), says(*said), task=TASKS[0])
 
     by: dict[str, Json] = {"by": "key_value/1(entries=2, characters=20)", "call": 0}
     told = [[(event.kind, dict(event.detail)) for event in turn.events] for turn in found.turns]
@@ -143,7 +143,7 @@ async def test_the_record_has_every_write_every_read_and_every_miss(
 
 async def test_the_world_hears_nothing_of_the_memory(make_setting: MakeSetting, attempt: Attempt, says: Says) -> None:
     said = ("remember red as door", "recall door", "recall nothing", "finish")
-    found = await attempt(make_setting(KeyDoor, memory=MEMORY), says(*said), task=TASKS[0])
+    found = await attempt(make_setting(KeyDoor, agent=REMEMBERING), says(*said), task=TASKS[0])
 
     digests = [turn.results[0].digest_before for turn in found.turns]
     assert digests == [found.environment.initial_digest] * 4
@@ -155,7 +155,8 @@ async def test_its_tools_stand_in_the_prompt_like_any_other(
     make_setting: MakeSetting, attempt: Attempt, says: Says, renderer: ChatRenderer
 ) -> None:
     found = [
-        await attempt(make_setting(KeyDoor, memory=memory), says("finish"), task=TASKS[0]) for memory in (None, MEMORY)
+        await attempt(make_setting(KeyDoor, agent=agent), says("finish"), task=TASKS[0])
+        for agent in (ToolCallingAgent(), REMEMBERING)
     ]
     without, having = [renderer.tokenizer.decode(item.tape_ids(0)[: item.turns[0].start].tolist()) for item in found]
     commands = [[line for line in text.splitlines() if line.startswith("- ")] for text in (without, having)]
@@ -185,7 +186,7 @@ class Recalling(Environment):
 async def test_a_world_with_a_tool_of_the_same_name_fails_by_name(
     make_setting: MakeSetting, attempt: Attempt, says: Says
 ) -> None:
-    found = await attempt(make_setting(Recalling, memory=MEMORY), says("recall"))
+    found = await attempt(make_setting(Recalling, agent=REMEMBERING), says("recall"))
     assert found.outcome.reason is StopReason.ENV_ERROR
     assert "recalling: tool `recall` is also one of the policy's memory" in found.outcome.detail
 
@@ -205,7 +206,7 @@ async def test_a_branch_has_the_memory_of_its_point_and_writes_to_its_own_copy(
     make_setting: MakeSetting, says: Says, tmp_path: Path, world: type[KeyDoor]
 ) -> None:
     branchable = Branchable(states=BlobStore(tmp_path / "blobs"), snapshot=world.capabilities.snapshot)
-    setting = make_setting(world, memory=MEMORY, branchable=branchable)
+    setting = make_setting(world, agent=REMEMBERING, branchable=branchable)
 
     async def run(member: int, said: tuple[str, ...], departure: Departure | None = None) -> Trajectory:
         key = RolloutKey(seed=7, step=0, group=0, member=member)

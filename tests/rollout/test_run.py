@@ -378,6 +378,7 @@ async def test_an_engine_that_fails_is_an_engine_error(make_setting: MakeSetting
 async def test_an_agent_that_raises_is_an_agent_error(make_setting: MakeSetting, attempt: Attempt, says: Says) -> None:
     class Clumsy:
         id = "clumsy/1"
+        memory = None
 
         async def run(self, task: Task, world: World, policy: PolicyHandle) -> None:
             await policy.write()

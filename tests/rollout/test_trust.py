@@ -126,6 +126,7 @@ class Merging:
     """Shows one text about everything it saw."""
 
     id = "merging/1"
+    memory = None
 
     async def run(self, task: Task, world: World, policy: PolicyHandle) -> None:
         while not world.ended:

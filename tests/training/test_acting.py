@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from kifu.errors import ExperimentError
+from kifu.rollout import ClearedResults, Window
 from kifu.training.acting import own_agent
 from kifu.training.experiment import load_experiment
 from kifu.training.layers import HfPolicy, RecurrentPolicy
@@ -32,9 +33,15 @@ def prepared(*sets: str) -> Prepared:
     return prepare(load_experiment(TEXT, profile="check", overrides=["policy.model=tiny", *sets]))
 
 
+def test_cleared_results_are_part_of_the_protocol() -> None:
+    found = prepared("policy.history={ type = 'cleared_results', turns = 3 }")
+    assert found.setting.history == ClearedResults(turns=3)
+    assert found.protocol.tables["policy"]["history"] == "template/1+cleared_results/1(3)"
+
+
 def test_a_window_is_part_of_the_protocol_and_its_absence_leaves_it_as_it_was() -> None:
     plain, window = prepared(), prepared(WINDOW)
-    assert (plain.setting.window, window.setting.window and window.setting.window.turns) == (None, 2)
+    assert (plain.setting.history, window.setting.history) == (None, Window(turns=2))
     assert plain.protocol.tables["policy"]["history"] == "template/1"
     assert window.protocol.tables["policy"]["history"] == "template/1+window/1(2)"
     assert window.setting.provenance.history == "template/1+window/1(2)"
@@ -58,7 +65,7 @@ def free(*sets: str) -> Prepared:
 
 def test_a_memory_is_part_of_the_protocol_and_its_absence_leaves_it_as_it_was() -> None:
     plain, memory, larger = free(), free(MEMORY), free(MEMORY.replace("4", "5"))
-    assert plain.setting.memory is None
+    assert plain.agent.memory is None
     assert plain.protocol.tables["policy"]["memory"] == "none outside the context"
     assert memory.protocol.tables["policy"]["memory"] == "key_value/1(entries=4, characters=200)"
     assert len({item.protocol.hash for item in (plain, memory, larger)}) == 3

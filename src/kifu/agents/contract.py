@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
+from kifu.agents.memory import MemoryRule
 from kifu.envs import Task, ToolSpec
 from kifu.records import ToolCall, ToolResult
 from kifu.render import Parsed
@@ -57,6 +58,11 @@ class Agent(Protocol):
     @property
     def id(self) -> str:
         """Name and version; part of the protocol."""
+        ...
+
+    @property
+    def memory(self) -> MemoryRule | None:
+        """What it can keep outside of its context; every attempt begins its own. None: nothing."""
         ...
 
     async def run(self, task: Task, world: World, policy: PolicyHandle) -> None:

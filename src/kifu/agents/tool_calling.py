@@ -1,6 +1,7 @@
 """The plain strategy: write a turn, execute its calls in order, show the answers, until the episode ends."""
 
 from kifu.agents.contract import PolicyHandle, World
+from kifu.agents.memory import MemoryRule
 from kifu.agents.repair import Repair
 from kifu.envs import Task
 from kifu.records import ToolCall, ToolResult
@@ -11,13 +12,15 @@ class ToolCallingAgent:
 
     id: str = "tool_calling/1"
 
-    def __init__(self, repair: Repair | None = None) -> None:
+    def __init__(self, repair: Repair | None = None, *, memory: MemoryRule | None = None) -> None:
         """Set up a strategy.
 
         Args:
             repair: rewrites calls before they are executed; what was sampled is shown and trained as sampled.
+            memory: outside of the context; its tools stand beside the world's, and a call of one is a turn.
         """
         self._repair = repair
+        self.memory = memory
         if repair is not None:
             self.id = f"{self.id}+{repair.id}"
 

@@ -32,6 +32,8 @@ class Message:
     reasoning: str | None = None
     calls: tuple[ToolCall, ...] = ()
     """Calls of an assistant message."""
+    by_controller: bool = False
+    """Whether a controller put the content in place of what was said."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

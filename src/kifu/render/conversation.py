@@ -29,14 +29,14 @@ class Conversation:
     def entries(self, messages: Sequence[Message], tools: Sequence[ToolView]) -> list[Entry]:
         """Calls written out, tools described, results in the role the template knows."""
         found: list[Entry] = []
-        pending: list[str] = []
+        pending: list[Message] = []
         for message in [*self._described(messages, tools), None]:
             if message is not None and message.role == "tool" and not self.habits.has_tool_role:
-                pending.append(message.content)
+                pending.append(message)
                 continue
             if pending:
-                text = self.dialect.show(pending)
-                found.append(Entry(role="user", content=Chunk(origin=self.observed, text=text)))
+                text = self.dialect.show([item.content for item in pending])
+                found.append(Entry(role="user", content=Chunk(origin=self._seen(pending), text=text)))
                 pending = []
             if message is not None:
                 found.append(self._entry(message, tools))
@@ -49,9 +49,13 @@ class Conversation:
             quoted = foreign_strings(tools, self.guard)
             content = Chunk(origin=Origin.PROMPT, level=Level.AUTHOR, text=message.content, quoted=quoted)
         else:
-            origin = Origin.PROMPT if message.role == "user" else self.observed
+            origin = Origin.PROMPT if message.role == "user" else self._seen([message])
             content = Chunk(origin=origin, text=message.content)
         return Entry(role=message.role, content=content)
+
+    def _seen(self, results: Sequence[Message]) -> Origin:
+        """Origin of results that stand in one message."""
+        return Origin.CONTROLLER if all(item.by_controller for item in results) else self.observed
 
     def _assistant(self, message: Message, tools: Sequence[ToolView]) -> Entry:
         reasoning, text = _apart(message)

@@ -1,24 +1,53 @@
-"""A history that forgets: the opening and the last turns are shown, earlier turns are dropped from the context.
+"""Histories that forget: what of a conversation is shown when the next turn is written.
 
 Axes: ``T`` tokens of a context.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from kifu.errors import ExperimentError
-from kifu.records import Ints
+from kifu.records import Event, Ints
 from kifu.render import ChatRenderer, Message, Piece, Renderer, ToolView
 
-WINDOW = "context.window"
-"""Event of a turn after which earlier turns were dropped: the rule, how many it keeps and which are out of sight."""
+CLEARED = "[An earlier result was cleared.]"
+"""Stands in place of a tool result that is out of sight."""
+
+
+class Shown(NamedTuple):
+    """A shortened conversation."""
+
+    messages: list[Message]
+    places: list[int]
+    """Where each stands in the whole one."""
+    event: Event
+    """What is out of sight, for the record."""
+
+
+class History(Protocol):
+    """A rule h' = update(h, a, o)."""
+
+    @property
+    def id(self) -> str:
+        """Name and version with its size; part of the protocol."""
+        ...
+
+    def shown(self, messages: Sequence[Message], opening: int) -> Shown | None:
+        """What the next turn is written after; None: all of it.
+
+        Args:
+            messages: the whole conversation.
+            opening: how many of them stand before the first turn.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """The rule h' = update(h, a, o) that keeps what stood before the first turn and the last ``turns`` turns."""
+    """Keeps what stood before the first turn and the last ``turns`` turns; earlier turns are dropped."""
 
     turns: int
 
@@ -27,16 +56,55 @@ class Window:
         """Name and version with its size."""
         return f"window/1({self.turns})"
 
-    def dropped(self, messages: Sequence[Message], opening: int) -> int:
-        """How many turns are out of sight when the next one is written."""
-        spoken = sum(message.role == "assistant" for message in messages[opening:])
-        return max(spoken - self.turns, 0)
+    def shown(self, messages: Sequence[Message], opening: int) -> Shown | None:
+        """The opening and the last turns; ``context.window`` names the turns ``dropped``."""
+        hidden = _earlier(messages, opening, self.turns)
+        if not hidden:
+            return None
+        places = [at for at, turn in enumerate(_turns(messages, opening)) if turn not in hidden]
+        event = Event(kind="context.window", detail={"by": self.id, "dropped": [*hidden]})
+        return Shown([messages[at] for at in places], places, event)
 
-    def kept(self, messages: Sequence[Message], opening: int) -> list[int]:
-        """Indices of the messages that are shown; ``opening`` of them stand before the first turn."""
-        turns = [at for at in range(opening, len(messages)) if messages[at].role == "assistant"]
-        first = turns[-self.turns] if len(turns) >= self.turns else opening
-        return [*range(opening), *range(first, len(messages))]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClearedResults:
+    """Keeps every turn, and the tool results of the last ``turns`` turns; `CLEARED` stands for each earlier one."""
+
+    turns: int
+
+    @property
+    def id(self) -> str:
+        """Name and version with its size."""
+        return f"cleared_results/1({self.turns})"
+
+    def shown(self, messages: Sequence[Message], opening: int) -> Shown | None:
+        """The conversation with markers in it; ``context.cleared`` names the turns whose results were ``cleared``."""
+        hidden = _earlier(messages, opening, self.turns)
+        if not hidden:
+            return None
+        found = [
+            replace(message, content=CLEARED, by_controller=True)
+            if message.role == "tool" and turn in hidden
+            else message
+            for message, turn in zip(messages, _turns(messages, opening), strict=True)
+        ]
+        event = Event(kind="context.cleared", detail={"by": self.id, "cleared": [*hidden]})
+        return Shown(found, [*range(len(messages))], event)
+
+
+def _turns(messages: Sequence[Message], opening: int) -> list[int | None]:
+    """The turn each message belongs to; None before the first."""
+    found, turn = list[int | None](), -1
+    for at, message in enumerate(messages):
+        turn += at >= opening and message.role == "assistant"
+        found.append(None if turn < 0 else turn)
+    return found
+
+
+def _earlier(messages: Sequence[Message], opening: int, kept: int) -> range:
+    """All turns but the last ``kept`` ones."""
+    spoken = sum(message.role == "assistant" for message in messages[opening:])
+    return range(max(spoken - kept, 0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -70,7 +138,7 @@ def relay(
         ExperimentError: the renderer cannot begin in the middle of a conversation.
     """
     if not isinstance(renderer, ChatRenderer):
-        raise ExperimentError("a window over turns needs a chat template; symbols have no messages to drop")
+        raise ExperimentError("a history that forgets needs a chat template; symbols have no messages to leave out")
     pieces = renderer.resume(messages, tools, known={at: _said(ids, renderer) for at, ids in known.items()})
     after = np.concatenate([piece.token_ids for piece in pieces])
     count = min(before.size, after.size, opening)

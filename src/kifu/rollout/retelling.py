@@ -33,7 +33,7 @@ async def retell(setting: Setting, trajectory: Trajectory, *, task: Task) -> Con
         opening = [Message(role="system", content=system)] if system else []
         first = with_trust(observation.text, observation.trust, setting.trust)
         messages = [*opening, *setting.examples, Message(role="user", content=first)]
-        toolbox, prompts = Toolbox(guard, setting.memory), list[Prompt]()
+        toolbox, prompts = Toolbox(guard, setting.agent.memory), list[Prompt]()
         for turn in trajectory.turns:
             views = tool_views(toolbox.specs)
             parsed = setting.renderer.parse(trajectory.tape_ids(turn.tape)[turn.start : turn.stop], views)

@@ -28,10 +28,10 @@ from kifu.records import (
 from kifu.records.turns import TOKEN_ENTROPY
 from kifu.render import Message, Parsed, ToolView, TrustForm, least_trust, with_trust
 from kifu.rollout.facts import Prompt
+from kifu.rollout.history import Shown, relay
 from kifu.rollout.log import EpisodeLog, OpenTurn
 from kifu.rollout.setting import Setting
 from kifu.rollout.toolbox import Toolbox
-from kifu.rollout.window import WINDOW, Window, relay
 from kifu.sandbox import EffectLog
 
 EFFECTS_HEAD = "effects.head"
@@ -80,7 +80,7 @@ class Session:
         self._guard = guard
         self._key = key
         self._task = task
-        self.toolbox = Toolbox(guard, setting.memory)
+        self.toolbox = Toolbox(guard, setting.agent.memory)
         self.log = EpisodeLog()
         self.outcome: Outcome | None = None
         self.branch: Branch | None = None
@@ -203,9 +203,12 @@ class Session:
         """Append observations to the context, marked by the trust of the results they tell of."""
         results = () if self.log.open is None else self.log.open.results
         texts = shown(texts, results, form=self._setting.trust)
-        if self._setting.window is not None and self._setting.window.dropped(self.log.messages, self.log.opening):
+        messages = [*self.log.messages, *(Message(role="tool", content=text) for text in texts)]
+        told = None if self._setting.history is None else self._setting.history.shown(messages, self.log.opening)
+        if told is not None:
             with crossing(EnvironmentFailure, f"showing the results of turn {len(self.log.turns)}"):
-                _show_window(self._setting, self._setting.window, texts, log=self.log, views=tool_views(self.tools))
+                _show_shortened(self._setting, told, log=self.log, views=tool_views(self.tools))
+            self.log.messages = messages
             return
         renderer, ids = self._setting.renderer, self.log.ids
         ended = bool(ids.size) and int(ids[-1]) in renderer.stop_ids
@@ -215,7 +218,7 @@ class Session:
             self.log.fork(extension.fork_at, by="template")
         self.log.close_turn()
         self.log.lay(extension.pieces)
-        self.log.messages.extend(Message(role="tool", content=text) for text in texts)
+        self.log.messages = messages
 
     async def final_value(self) -> float | None:
         """V(h_T) of the context as it stands, under the weights now loaded; None without a critic."""
@@ -281,27 +284,21 @@ class Session:
         )
 
 
-def _show_window(
-    setting: Setting, window: Window, texts: Sequence[str], *, log: EpisodeLog, views: tuple[ToolView, ...]
-) -> None:
-    """Drop the turns out of sight and lay the rest anew, on a tape of its own that shares what stood before them."""
-    dropped = window.dropped(log.messages, log.opening)
-    messages = [*log.messages, *(Message(role="tool", content=text) for text in texts)]
-    kept = window.kept(messages, log.opening)
+def _show_shortened(setting: Setting, told: Shown, *, log: EpisodeLog, views: tuple[ToolView, ...]) -> None:
+    """Lay a shortened conversation anew, on a tape of its own that shares what stood before the first turn."""
     relaid = relay(
         setting.renderer,
-        [messages[at] for at in kept],
+        told.messages,
         before=log.ids,
         opening=log.turns[0].start if log.turns else log.written.start,
         tools=views,
-        known={to: log.spoken[at] for to, at in enumerate(kept) if at in log.spoken},
+        known={to: log.spoken[at] for to, at in enumerate(told.places) if at in log.spoken},
     )
     if log.open is not None:
-        log.open.events.append(Event(kind=WINDOW, detail={"by": window.id, "dropped": list(range(dropped))}))
-    log.fork(relaid.shared, by=window.id)
+        log.open.events.append(told.event)
+    log.fork(relaid.shared, by=str(told.event.detail["by"]))
     log.close_turn()
     log.lay(relaid.pieces)
-    log.messages = messages
 
 
 def shown(texts: Sequence[str], results: Sequence[ToolResult], *, form: TrustForm | None) -> list[str]:

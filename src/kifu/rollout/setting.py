@@ -1,14 +1,14 @@
 """What every rollout of a run shares: how the policy writes, what limits hold, what the record names."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from kifu.agents import Agent, MemoryRule
+from kifu.agents import Agent
 from kifu.envs import Environment, SnapshotKind
 from kifu.records import Provenance, Sampling, StopReason
 from kifu.records.blobs import BlobStore
 from kifu.render import Message, Renderer, TrustForm
-from kifu.rollout.window import Window
+from kifu.rollout.history import History
 from kifu.sandbox import EffectFile
 
 
@@ -62,6 +62,8 @@ class Setting:
     agent: Agent
     sampling: Sampling
     """Without a stream; each rollout gets its own."""
+    temperatures: tuple[float, ...] = ()
+    """What the members of a group take in turn instead of the temperature of ``sampling``; empty: nothing."""
     max_new_tokens: int
     constrained: bool = False
     """Whether only texts that are a call of an allowed tool can be written."""
@@ -71,10 +73,8 @@ class Setting:
     """Replaces the environment's own system text."""
     examples: tuple[Message, ...] = ()
     """Worked demonstrations that stand before the task."""
-    window: Window | None = None
-    """Turns that stay in the context; None: all of them."""
-    memory: MemoryRule | None = None
-    """What the policy can keep outside of its context; each rollout begins its own. None: nothing."""
+    history: History | None = None
+    """What stays in the context; None: all of it."""
     trust: TrustForm | None = None
     """How observations that the task's author did not write are marked in the context; None: not at all."""
     records_value: bool = False
@@ -91,3 +91,14 @@ class Setting:
     """Sampled tokens at the beginning of each turn whose entropies go on record."""
     effects: EffectFile | None = None
     """The run's log of effects, for environments that declare any."""
+
+    def of_member(self, member: int) -> "Setting":
+        """As one member of a group samples."""
+        if not self.temperatures:
+            return self
+        return replace(self, sampling=replace(self.sampling, temperature=self.temperatures[member % len(self.temperatures)]))
+
+    def greedy(self) -> "Setting":
+        """Without sampling."""
+        sampling = replace(self.sampling, temperature=None, top_p=None, top_k=None, min_p=None)
+        return replace(self, sampling=sampling, temperatures=())

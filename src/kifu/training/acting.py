@@ -1,56 +1,66 @@
 """kifu's own strategy, as layer 2 of an experiment states it."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, assert_never
 
 from kifu.agents import AGENTS, REPAIRS, Agent, KeyValueMemory, MemoryRule
 from kifu.credit.branching import Independent
 from kifu.credit.scored import NoScores
 from kifu.envs import Environment
 from kifu.errors import ExperimentError
-from kifu.rollout import Window
-from kifu.training.agent_layers import KeyValueLayer, ToolCalling, WindowHistory
+from kifu.rollout import ClearedResults, History, Window
+from kifu.training.agent_layers import ClearedHistory, FullHistory, KeyValueLayer, ToolCalling, WindowHistory
 from kifu.training.layers import Experiment, HfPolicy, PolicyLayer
 from kifu.training.stages import Stage
 
 AGENT = "tool_calling"
 
 
-def window_of(policy: PolicyLayer) -> Window | None:
-    """The window over turns that the file names; None shows all of them."""
-    layer = policy.history if isinstance(policy, HfPolicy) else None
-    return Window(turns=layer.turns) if isinstance(layer, WindowHistory) else None
+def history_rule(policy: PolicyLayer) -> History | None:
+    """The history that the file names; None shows all of it."""
+    match policy.history if isinstance(policy, HfPolicy) else FullHistory():
+        case FullHistory():
+            return None
+        case WindowHistory(turns=turns):
+            return Window(turns=turns)
+        case ClearedHistory(turns=turns):
+            return ClearedResults(turns=turns)
+        case unreachable:
+            assert_never(unreachable)
 
 
 def history_of(policy: PolicyLayer, identity: Mapping[str, Any]) -> dict[str, Any]:
-    """Who acts and how its history grows, with the window's name and version in it."""
-    window = window_of(policy)
-    return {**identity} if window is None else {**identity, "history": f"{identity['history']}+{window.id}"}
+    """Who acts, what it remembers and how its history grows, with the name and version of what forgets in it."""
+    rule, memory = history_rule(policy), memory_of(policy)
+    return {
+        **identity,
+        "history": identity["history"] if rule is None else f"{identity['history']}+{rule.id}",
+        "memory": None if memory is None else memory.id,
+    }
 
 
 def check_history(experiment: Experiment, stages: Sequence[Stage], *, environment: type[Environment]) -> None:
-    """Refuse a window where something goes on from, or reads, the middle of a whole conversation.
+    """Refuse a history that forgets where something goes on from, or reads, the middle of a whole conversation.
 
     Raises:
         ExperimentError: the message says what to change.
     """
     policy = experiment.policy
-    if window_of(policy) is None:
+    if not isinstance(policy, HfPolicy) or history_rule(policy) is None:
         return
-    assert isinstance(policy, HfPolicy)
     if not isinstance(policy.agent, ToolCalling):
-        raise ExperimentError("policy.history: an outside agent keeps its own history; leave the window out")
+        raise ExperimentError("policy.history: an outside agent keeps its own history; leave this one out")
     if environment.capabilities.continuing:
         raise ExperimentError(
             f"policy.history: environment `{experiment.environment.name}` goes on from where a rollout was cut, with "
-            "the whole history; leave the window out"
+            "the whole history; leave this one out"
         )
     for stage in stages:
         plan = stage.algorithm.plan
         if not isinstance(plan.rollout, Independent) or stage.refreshes or not isinstance(plan.scores, NoScores):
             raise ExperimentError(
                 f"policy.history: credit.algorithm = `{stage.method}` goes on from turns of finished rollouts or reads "
-                "them as one text, and a window has dropped turns of it; leave the window out, or use a method that "
+                f"them as one text, and `{policy.history.type}` hides a part of it; leave it out, or use a method that "
                 "needs whole rollouts alone, such as grpo"
             )
 
@@ -90,7 +100,7 @@ def check_memory(experiment: Experiment, tools: Sequence[str], *, environment: t
 
 
 def own_agent(policy: PolicyLayer) -> Agent:
-    """The strategy with the repair that the file names."""
+    """The strategy with the repair and the memory that the file names."""
     layer = policy.agent if isinstance(policy, HfPolicy) else None
     repair = layer.repair if isinstance(layer, ToolCalling) else "none"
-    return AGENTS[AGENT](None if repair == "none" else REPAIRS[repair]())
+    return AGENTS[AGENT](None if repair == "none" else REPAIRS[repair](), memory=memory_of(policy))

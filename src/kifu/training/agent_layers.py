@@ -83,5 +83,12 @@ class WindowHistory(Layer):
     turns: int = Field(ge=1)
 
 
-HistoryLayer = Annotated[FullHistory | WindowHistory, Field(discriminator="type")]
+class ClearedHistory(Layer):
+    """Every turn stays, and the tool results of the last turns; earlier results are cleared, as a recorded event."""
+
+    type: Literal["cleared_results"] = "cleared_results"
+    turns: int = Field(ge=1)
+
+
+HistoryLayer = Annotated[FullHistory | WindowHistory | ClearedHistory, Field(discriminator="type")]
 AgentLayer = Annotated[ToolCalling | OutsideAgentLayer, Field(discriminator="type")]

@@ -79,8 +79,8 @@ async def _replay(trajectory: Trajectory, task: Task, prepared: Prepared) -> lis
     setting, found = prepared.setting, list[str]()
     guard = GuardedEnvironment(setting.environment, timeout_s=setting.limits.tool_seconds, isolation=setting.isolation)
     try:
-        toolbox = Toolbox(guard, setting.memory)
-        found += await _begin(trajectory, task, guard, toolbox, prepared=prepared)
+        toolbox = Toolbox(guard, setting.agent.memory)
+        found += await _begin(trajectory, task, guard, toolbox=toolbox, prepared=prepared)
         for turn in trajectory.turns:
             found += await _turn(turn, guard, toolbox)
         if _has_answer(trajectory):
@@ -108,7 +108,7 @@ def _has_answer(trajectory: Trajectory) -> bool:
 
 
 async def _begin(
-    trajectory: Trajectory, task: Task, guard: GuardedEnvironment, toolbox: Toolbox, *, prepared: Prepared
+    trajectory: Trajectory, task: Task, guard: GuardedEnvironment, *, toolbox: Toolbox, prepared: Prepared
 ) -> list[str]:
     observation = await guard.reset(task, trajectory.environment.seed)
     found = [
