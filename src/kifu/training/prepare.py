@@ -27,7 +27,7 @@ from kifu.render import (
     load_renderer,
 )
 from kifu.rollout import Limits, Script, Setting
-from kifu.training.acting import check_history, check_memory, history_of, memory_of, own_agent, window_of
+from kifu.training.acting import check_history, check_memory, history_of, history_rule, own_agent
 from kifu.training.branching import check_rollouts
 from kifu.training.components import check_paid
 from kifu.training.discount import with_discount
@@ -201,9 +201,8 @@ def prepare(loaded: Loaded, *, start: str | None = None, source: Mapping[str, st
     experiment = with_discount(experiment, environment=environment, tools=tools)
     loaded = _with_tasks(replace(loaded, experiment=experiment), environment)
     stages = stages_of(experiment)
-    _check_stages(stages, experiment, environment)
-    check_memory(experiment, tools, environment=environment)
-    model, memory = _model(loaded), memory_of(experiment.policy)
+    _check_stages(stages, experiment, environment, tools=tools)
+    model = _model(loaded)
     renderer = _renderer(experiment, environment, tools=tools, model=model)
     agent = own_agent(experiment.policy)
     outsider = outsider_of(loaded, stages, environment=environment)
@@ -215,7 +214,6 @@ def prepare(loaded: Loaded, *, start: str | None = None, source: Mapping[str, st
         template=renderer.digests.template,
         parser=renderer.digests.parser,
         **history_of(experiment.policy, acting(agent, outsider, renderer)),
-        memory=None if memory is None else memory.id,
         start=start,
     )
     names, source = stored_names(experiment), source_of(environment) if source is None else source
@@ -264,9 +262,12 @@ def prepare(loaded: Loaded, *, start: str | None = None, source: Mapping[str, st
     return prepared
 
 
-def _check_stages(stages: Sequence[Stage], experiment: Experiment, environment: type[Environment]) -> None:
+def _check_stages(
+    stages: Sequence[Stage], experiment: Experiment, environment: type[Environment], *, tools: Sequence[str]
+) -> None:
     """Refuse a stage that cannot work with this environment and this policy."""
     check_history(experiment, stages, environment=environment)
+    check_memory(experiment, tools, environment=environment)
     for stage in stages:
         with in_stage(stage.name, experiment):
             if stage.fits is None:
@@ -430,8 +431,7 @@ def _setting(
         provenance=provenance,
         instructions=prompt.instructions if prompt else None,
         trust=prompt.trust_form if prompt else None,
-        window=window_of(policy),
-        memory=memory_of(policy),
+        history=history_rule(policy),
         examples=()
         if not isinstance(policy, HfPolicy)
         else worked_examples(environment, policy.prompt, DIALECTS[policy.dialect], limit_s=_limit(experiment)),
