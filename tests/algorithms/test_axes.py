@@ -36,6 +36,12 @@ def test_every_method_stands_somewhere_on_every_axis_and_differs_from_itself_now
     assert differing_axes(build_algorithm(name), build_algorithm(name)) == {}
 
 
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_method_whose_card_says_it_takes_no_ratio_has_no_level_of_one(name: str) -> None:
+    card, axes = ALGORITHMS[name].card, axes_of(build_algorithm(name))
+    assert (axes["ratio level"] == "none") is card.ratio.startswith("none")
+
+
 def test_the_surrogate_is_found_inside_another_objective() -> None:
     @dataclass
     class Around:

@@ -84,6 +84,22 @@ def test_what_only_chooses_has_a_card_that_says_so_and_cannot_be_trained(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("name", ["grpo", "best_of_n"])
+def test_a_method_compared_with_itself_is_said_to_be_the_same(kifu: Kifu, name: str) -> None:
+    found = kifu("algorithms", "--compare", name, name)
+    assert (found.exit_code, found.stdout.strip()) == (0, f"{name} and {name} are the same on every axis")
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"), [("GRPO", "grpo"), ("Dr_GRPO", "dr_grpo"), ("turn-ppo", "turn_ppo"), ("TARA", "tara")]
+)
+def test_a_name_written_otherwise_suggests_the_method(kifu: Kifu, name: str, meant: str) -> None:
+    for arguments in (["algorithms", name], ["algorithms", "--compare", name, "ppo"]):
+        found = kifu(*arguments)
+        assert found.exit_code == 2
+        assert f"no algorithm `{name}`; did you mean `{meant}`?" in " ".join(found.stderr.split())
+
+
 def test_a_third_method_beside_two_that_are_compared_is_refused(kifu: Kifu) -> None:
     found = kifu("algorithms", "rloo", "--compare", "ppo", "grpo")
     assert found.exit_code == 2

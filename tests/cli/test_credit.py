@@ -190,7 +190,8 @@ def test_a_recorded_step_is_told_as_it_was_planned(kifu: Kifu, finished: Path) -
         for turn in item["turns"]
         for token in turn["tokens"]
     }
-    assert ratios == {1.0}
+    assert ratios == {None}, "the method takes none"
+    assert not any("ratio" in note for note in found["notes"])
 
 
 def test_another_method_can_be_asked_about_a_recorded_step(kifu: Kifu, finished: Path) -> None:

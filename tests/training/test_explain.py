@@ -166,6 +166,17 @@ def test_a_method_without_a_ratio_needs_no_behaviour() -> None:
     assert found.notes == ()
 
 
+def test_a_score_function_has_a_loss_and_no_ratio_whatever_the_behaviour_was() -> None:
+    """- A log pi: returns 1 and 0, summed over tokens and averaged over the two."""
+    full = [known(0, 1.0), known(1, 0.0)]
+    bare = [replace(item, columns={"logprob": item.columns["logprob"]}) for item in full]
+    for items in (full, bare):
+        found = told(build_algorithm("reinforce"), *items)
+        assert found.loss == pytest.approx(-sum(sum(turn) for turn in LOGPS[0]) / 2)
+        assert [(member.ratios_N, member.clipped_N) for member in found.groups[0]] == [(None, None)] * 2
+        assert found.notes == ()
+
+
 def test_critics_lose_beside_the_tokens_and_whitening_is_asked_for() -> None:
     items = [known(0, 1.0, values=[0.2, 0.5]), known(1, 0.0, values=[0.3, 0.1])]
     ppo = build_algorithm("ppo", {"lam": 1.0, "entropy_coefficient": 0.01})

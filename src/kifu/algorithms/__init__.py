@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from kifu.algorithms._axes import axes_of, differing_axes, surrogate_of
+from kifu.algorithms._axes import axes_of, differing_axes, ratio_of, surrogate_of
 from kifu.algorithms._names import check_name
 from kifu.algorithms.actor_critic import ActorCritic
 from kifu.algorithms.aepo import Aepo
@@ -171,6 +171,7 @@ __all__ = [
     "differing_axes",
     "options_of",
     "outcome_returns",
+    "ratio_of",
     "reduction_of",
     "returns_to_go",
     "surrogate_of",

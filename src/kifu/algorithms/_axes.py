@@ -5,7 +5,7 @@ from dataclasses import fields, is_dataclass
 from enum import Enum
 
 from kifu.algorithms.composition import Algorithm, options_of
-from kifu.objectives import PolicyObjective, Surrogate, extreme_rule, level_of, unit_of
+from kifu.objectives import PolicyObjective, ScoreFunction, Surrogate, extreme_rule, level_of, unit_of
 
 
 def axes_of(algorithm: Algorithm) -> dict[str, str]:
@@ -14,7 +14,7 @@ def axes_of(algorithm: Algorithm) -> dict[str, str]:
     Taken from the value itself: two settings of one method differ here where their options make them differ.
     """
     card, plan, objective = algorithm.card, algorithm.plan, algorithm.objective()
-    surrogate = surrogate_of(objective)
+    surrogate, ratio = surrogate_of(objective), ratio_of(objective)
     policy = objective if isinstance(objective, PolicyObjective) else None
     found = {
         "data source": str(card.data),
@@ -23,7 +23,7 @@ def axes_of(algorithm: Algorithm) -> dict[str, str]:
         "credited unit": card.decision_unit,
         "turn": card.turn,
         "loss": type(objective).__name__ if surrogate is None else type(surrogate).__name__,
-        "ratio level": "none" if surrogate is None else described(level_of(surrogate)),
+        "ratio level": "none" if ratio is None else described(level_of(ratio)),
         "extreme ratios": "no ratio is taken" if surrogate is None else extreme_rule(surrogate),
         "reduction": unit_of(algorithm.reduction),
         "age and reuse": card.freshness,
@@ -56,7 +56,7 @@ def differing_axes(one: Algorithm, other: Algorithm) -> dict[str, tuple[str, str
 
 
 def surrogate_of(objective: object) -> Surrogate | None:
-    """The surrogate an objective holds, at any depth; None for one that takes no ratio."""
+    """The surrogate an objective holds, at any depth; None for one that holds none."""
     if not is_dataclass(objective):
         return None
     for item in fields(objective):
@@ -67,6 +67,12 @@ def surrogate_of(objective: object) -> Surrogate | None:
         if inner is not None:
             return inner
     return None
+
+
+def ratio_of(objective: object) -> Surrogate | None:
+    """The surrogate an objective holds, where a ratio enters it."""
+    surrogate = surrogate_of(objective)
+    return None if isinstance(surrogate, ScoreFunction) else surrogate
 
 
 def described(value: object) -> str:

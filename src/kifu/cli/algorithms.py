@@ -6,10 +6,11 @@ from typing import Annotated, Any
 import typer
 
 from kifu.algorithms import ALGORITHMS, SELECTION, axes_of, build_algorithm, card_of, differing_axes, options_of
+from kifu.cli.application import Application
 from kifu.cli.console import AsJson, cells, document, grid, guarded, output, plain, say
 from kifu.errors import UsageError
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = Application()
 
 
 @app.command()
@@ -74,9 +75,11 @@ def _compare(one: str, other: str, *, as_json: bool) -> None:
     if as_json:
         document({"methods": [one, other], "axes": axes, "differences": differing})
         return
+    rows = differing if chooses else axes
+    if not rows:
+        say(f"{one} and {other} are the same on every axis")
+        return
     table = grid("", "axis", one, other)
-    for name, pair in (differing if chooses else axes).items():
+    for name, pair in rows.items():
         table.add_row(*cells(name.replace("_", " "), *map(plain, pair)))
     output().print(table)
-    if not axes and not chooses:
-        say("the two are the same on every axis")

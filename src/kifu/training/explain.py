@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from kifu.algorithms import Algorithm, surrogate_of
+from kifu.algorithms import Algorithm, ratio_of
 from kifu.credit import Doubles, Episode
 from kifu.credit.reading import RewardRules
 from kifu.objectives import (
@@ -196,7 +196,7 @@ def _tell(trained: Sequence[tuple[Known, Credited]], objective: Objective, updat
         columns[name], lacks[name] = _column([item for item, _ in trained], name)
         if lacks[name] is not None and name in ("logprob", "behaviour_logprob"):
             notes.append(f"ratio, clip and loss need `{name}`; {lacks[name]} lacks it")
-    surrogate = surrogate_of(objective)
+    surrogate = ratio_of(objective)
     logp, behaviour = columns["logprob"], columns["behaviour_logprob"]
     if logp is None or (behaviour is None and surrogate is not None):
         return _Told(notes=tuple(notes))

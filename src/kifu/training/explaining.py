@@ -116,7 +116,11 @@ def explain_step(
     name = next((name for name, cls in ALGORITHMS.items() if type(method) is cls), type(method).__name__.lower())
     head = {"algorithm": name, "settings": options_of(method), "run": str(root), "step": step}
     document: Document = {"gamma": rules.gamma, "groups": [_group_tree(group) for group in groups]}
-    notes = ["the ratios are those before the first optimizer step of the update: the policy is the one that sampled"]
+    notes = []
+    if any(told.ratios_N is not None for members in found.groups for told in members):
+        notes.append(
+            "the ratios are those before the first optimizer step of the update: the policy is the one that sampled"
+        )
     if algorithm is None and line is not None and planned is not None:
         is_planned = _is_planned(line, planned, algorithm=method, rules=rules, max_age=max_age)
         notes.append(f"the run's plan {'holds these numbers' if is_planned else 'holds other numbers; audit the run'}")
