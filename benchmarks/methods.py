@@ -79,9 +79,10 @@ TIER_A = (
     *("reinforce", "rloo", "reinforce_pp", "ppo", "turn_ppo", "actor_critic", "grpo", "dr_grpo", "dapo", "gspo"),
     *("cispo", "maxrl", "gigpo", "mt_grpo", "agentic_reinforced_po", "agentic_replay_po", "at2po"),
     *("trace_turn_credit", "tara", "dupo", "transitions", "sft", "rft", "dpo", "agentic_dpo", "offline_awr"),
-    "rlhf_ppo",
+    *("rlhf_ppo", "rlvr"),
 )
-"""One whose facts this world does not offer stands in the table with what it asks for."""
+"""Every method that trains and is held to exact answers, `rlvr` too: what it pays tells it from `grpo`, and that must
+be seen to learn as well. One whose facts this world does not offer stands in the table with what it asks for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

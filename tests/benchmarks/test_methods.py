@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -91,6 +92,12 @@ def test_the_published_page_is_read_back_and_written_the_same(script: ModuleType
 
     assert script.table([], before=held).strip() == held.strip()
     assert len(rows(held)) > 20
+
+
+def test_the_plain_command_makes_every_row_of_the_published_table(script: ModuleType) -> None:
+    page = (TOP / "docs" / "results" / "methods.md").read_text()
+    rows = re.findall(r"^\| `(\w+)`", page.split("## key_door\n")[1].split("\n## ")[0], re.M)
+    assert set(rows) == set(script.TIER_A)
 
 
 def test_a_partial_run_changes_its_rows_and_keeps_the_others(script: ModuleType, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """`kifu eval`: the shape others rely on, the numbers of the run itself, and a record left alone."""
 
 import hashlib
+import inspect
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -8,6 +9,8 @@ from pathlib import Path
 import pytest
 from typer.testing import Result
 
+import kifu as library
+from kifu.cli.evaluate import evaluate
 from kifu.records.reader import RunReader
 
 Kifu = Callable[..., Result]
@@ -111,7 +114,21 @@ def test_best_of_n_hands_out_what_the_judge_likes_and_reports_it_beside_one_atte
     assert "best of 3 by" in kifu(*arguments, "--no-keep").stdout
 
 
+def test_the_function_takes_what_the_command_takes_and_gives_the_same(kifu: Kifu, copied: Path, tmp_path: Path) -> None:
+    command = set(inspect.signature(evaluate).parameters) - {"as_json"}
+    assert set(inspect.signature(library.evaluate).parameters) == command
+
+    (tmp_path / "judge.py").write_text("def short(candidate):\n    return -len(candidate.turns)\n")
+    judge = f"{tmp_path}/judge.py:short"
+    told = json.loads(
+        kifu("eval", copied, "--tasks", 4, "--best-of", 3, "--judge", judge, "--no-keep", "--json").stdout
+    )
+    found = library.evaluate(copied, tasks=4, best_of=3, judge=judge, keep=False)
+    assert json.loads(json.dumps(found.to_json()))["best_of"] == told["best_of"]
+    assert list((copied / "evaluations").glob("*")) == []
+
+
 def test_a_number_of_attempts_without_a_judge_is_refused(kifu: Kifu, finished: Path) -> None:
     found = kifu("eval", finished, "--best-of", 3, "--no-keep")
     assert found.exit_code == 2
-    assert "--best-of and --judge go together" in found.stderr
+    assert "`best_of` and `judge` go together" in found.stderr

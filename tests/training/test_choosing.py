@@ -121,7 +121,7 @@ def test_a_function_that_gives_no_number_is_named(model_run: Path, tmp_path: Pat
         ({"best_of": 4}, "go together"),
         ({"judge": "x.py:f"}, "go together"),
         ({"best_of": 1, "judge": "x.py:f"}, "at least 2"),
-        ({"best_of": 4, "judge": "x.py:f", "tries": 2}, "leave --tries out"),
+        ({"best_of": 4, "judge": "x.py:f", "tries": 2}, "leave `tries` out"),
         ({"best_of": 4, "judge": "x.py:f", "decoding": "greedy"}, "all alike"),
     ],
 )

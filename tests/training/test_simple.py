@@ -169,6 +169,10 @@ def test_a_call_that_cannot_be_meant_is_refused(arguments: dict[str, object], sa
         ({"split": 5}, "split is 5, expected the name"),
         ({"decoding": "beam"}, "decoding is 'beam', expected greedy, sampled"),
         ({"checkpoint": 1.0}, "checkpoint is 1.0, expected a version"),
+        ({"best_of": 0}, "best_of is 0, expected a whole number from 1"),
+        ({"best_of": 3}, "`best_of` and `judge` go together"),
+        ({"judge": 5, "best_of": 3}, "judge is 5, expected a path"),
+        ({"judge": "x.py:f", "best_of": 3, "tries": 2}, "`best_of` makes 3 attempts at a task, and `tries` says 2"),
     ],
 )
 def test_an_evaluation_that_cannot_be_meant_is_refused(arguments: dict[str, object], says: str, tmp_path: Path) -> None:

@@ -48,18 +48,17 @@ class Evaluation:
     def __post_init__(self) -> None:
         """Refuse a choice that is none."""
         if (self.best_of is None) is not (self.judge is None):
-            raise UsageError("--best-of and --judge go together: how many attempts, and who chooses among them")
+            raise UsageError("`best_of` and `judge` go together: how many attempts, and who chooses among them")
         if self.best_of is None:
             return
         if self.best_of < 2:
-            raise UsageError(f"--best-of: found {self.best_of}, expected at least 2 attempts to choose from")
+            raise UsageError(f"`best_of`: found {self.best_of}, expected at least 2 attempts to choose from")
         if self.tries not in (None, self.best_of):
             raise UsageError(
-                f"--best-of {self.best_of} makes {self.best_of} attempts at a task, and --tries says {self.tries}; "
-                "leave --tries out"
+                f"`best_of` makes {self.best_of} attempts at a task, and `tries` says {self.tries}; leave `tries` out"
             )
         if self.decoding == "greedy":
-            raise UsageError("--best-of chooses among sampled attempts, and greedy ones are all alike; drop --decoding")
+            raise UsageError("`best_of` chooses among sampled attempts, and greedy ones are all alike; drop `decoding`")
 
 
 def evaluate(

@@ -74,6 +74,10 @@ def evaluate(
     tasks: int | None = None,
     tries: int | None = None,
     decoding: Literal["greedy", "sampled"] | None = None,
+    audit_safety: bool = False,
+    best_of: int | None = None,
+    judge: str | Path | None = None,
+    keep: bool = True,
 ) -> EvaluationSummary:
     """Evaluate a kept version of a run; what is not given is what layer 6 of the run says.
 
@@ -84,6 +88,10 @@ def evaluate(
         tasks: how many.
         tries: attempts at each task.
         decoding: ``greedy``, or ``sampled`` as rollouts are.
+        audit_safety: whether the summary says what was done to the world.
+        best_of: attempts at a task that ``judge`` chooses among, instead of ``tries``.
+        judge: a run folder with a reward model, or ``file.py:function`` of a `kifu.training.choosing.Candidate`.
+        keep: write the rollouts and the summary to ``RUN/evaluations/NNNN/``.
 
     Raises:
         UsageError: an argument is not what it must be.
@@ -93,14 +101,24 @@ def evaluate(
     root = path_of(run, where=f"{where}: run")
     check_count(tasks, name="tasks", where=where)
     check_count(tries, name="tries", where=where)
+    check_count(best_of, name="best_of", where=where)
     if isinstance(checkpoint, bool) or not isinstance(checkpoint, int | str):
         raise UsageError(f"{where}: checkpoint is {checkpoint!r:.100}, expected a version's number, first or last")
     if split is not None:
         text_of(split, name="split", where=where, expected="the name of one of the run's splits")
     if decoding not in (None, "greedy", "sampled"):
         raise UsageError(f"{where}: decoding is {decoding!r:.100}, expected greedy, sampled or None")
-    wanted = evaluation.Evaluation(checkpoint=checkpoint, split=split, tasks=tasks, tries=tries, decoding=decoding)
-    return evaluation.evaluate(root, wanted)
+    wanted = evaluation.Evaluation(
+        checkpoint=checkpoint,
+        split=split,
+        tasks=tasks,
+        tries=tries,
+        decoding=decoding,
+        audit_safety=audit_safety,
+        best_of=best_of,
+        judge=None if judge is None else str(path_of(judge, where=f"{where}: judge")),
+    )
+    return evaluation.evaluate(root, wanted, keep=keep)
 
 
 def fill(
