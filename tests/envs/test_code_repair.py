@@ -10,10 +10,11 @@ from typing import ClassVar
 import pytest
 
 from kifu.envs import Task
-from kifu.envs.bugs import BugMaker
+from kifu.envs.bugs import BugMaker, Difficulty
 from kifu.envs.mutation import is_exact, mutated, mutations
 from kifu.envs.packages import Package, unpack
-from kifu.envs.suites.code_repair import TURNS, CodeRepair
+from kifu.envs.repairs import edits
+from kifu.envs.suites.code_repair import TURNS, CodeRepair, task_of
 from kifu.errors import UsageError
 from kifu.records import StopReason, ToolCall, Trust
 from kifu.sandbox import Limits, Tree, Wanted
@@ -161,6 +162,28 @@ def test_a_repair_that_is_not_submitted_is_not_paid(world: SmallRepair, task: Ta
         assert isinstance(call, ToolCall)
         world.step(call)
     assert world.verify().reward == 0.0
+
+
+def test_half_of_a_repair_is_paid_nothing_and_neither_is_one_that_breaks_something_else(maker: BugMaker) -> None:
+    """Two defects, in `clamp` and in `middle`: mend one, the other, or all and break `middle` anew."""
+    made = (maker.make(at, Difficulty(count=2)) for at in range(20))
+    bug = next(item for item in made if item and {"middle" in name for name in item.fail_to_pass} == {True, False})
+    task, spoilt = task_of(bug, "train"), CODE.replace("[1]", "[2]")
+    halves = [mutated(CODE, [mutation]) for mutation in bug.mutations]
+    rewards, failing = [], []
+    for text in (mutated(CODE, bug.mutations), *halves, spoilt, CODE):
+        world = SmallRepair()
+        world.reset(task, task.seed)
+        for call in edits("small.py", mutated(CODE, bug.mutations), text):
+            world.step(call)
+        failing.append(world.run_tests("test_").text)
+        world.submit()
+        rewards.append(world.verify().reward)
+        world.close()
+    assert rewards == [0.0, 0.0, 0.0, 0.0, 1.0]
+    passing = [int(text.split(" ")[0]) for text in failing]
+    assert passing[0] < max(passing[1:3]) < passing[4] == 4
+    assert passing[3] == 3
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from kifu.envs import Capabilities, Environment, Reply, Snapshot, Task, ToolSpec, tool
+from kifu.envs import Capabilities, Component, Environment, Reply, Snapshot, Task, ToolSpec, tool
 from kifu.records import Json, StopReason, ToolCall, Verdict
 from kifu.testing import check_env
 
@@ -117,6 +117,30 @@ class PaysSilence(Lamp):
         return Verdict(success=True)
 
 
+class PaysEffort(Lamp):
+    def verify(self) -> Verdict:
+        return Verdict(success=len(self.presses) == 3, score=len(self.presses) / 2)
+
+
+class PaysTwice(Lamp):
+    components: ClassVar[dict[str, Component]] = {
+        "pressed": Component(
+            scores="the first press",
+            labeller="the world",
+            is_checkable=True,
+            needs_continuation=False,
+            is_repeatable=False,
+            changes_optimum=False,
+        )
+    }
+
+    @tool
+    def press(self) -> Reply:
+        """Press the button."""
+        reply = super().press()
+        return Reply(text=reply.text, stop=reply.stop, rewards={"pressed": 1.0} if reply.stop is None else {})
+
+
 class MovingVerdict(Lamp):
     def verify(self) -> Verdict:
         self.times = getattr(self, "times", 0) + 1
@@ -173,6 +197,8 @@ def test_a_sound_environment_passes() -> None:
         (NotJson, "not JSON serializable"),
         (WrongGold, "the demonstrator earns 0.0, expected 1"),
         (PaysSilence, "says nothing earns 1.0"),
+        (PaysEffort, "that stops after 2 of 3 actions of the demonstrator earns 1.0, expected less than 1"),
+        (PaysTwice, "component `pressed` is paid 2 times in an episode"),
         (MovingVerdict, "another verdict the second time"),
         (VerifyActs, "changed the state"),
         (Crashes, "AttributeError"),

@@ -32,7 +32,8 @@ def check_env(
 
     Checked: the class declares itself; resets, calls and verdicts are a function of task, seed and actions; a reset
     leaves nothing behind, after ``resets`` of them either; instances share nothing and draw from no global random
-    stream; the demonstrator earns 1 and silence less; verdicts repeat and change nothing; snapshots survive JSON, are
+    stream; the demonstrator earns 1 and silence less; who does a part of the work earns less unless the world is right,
+    and a component that is not repeatable is paid once; verdicts repeat and change nothing; snapshots survive JSON, are
     not changed by going on, and a restored world goes on as the first did; calls that do not fit are answered, not
     raised; ``close`` may be repeated; tool schemas are sound; observations keep to a declared vocabulary; the mask
     names tools only.
@@ -164,19 +165,39 @@ def _shown(episode: Episode) -> object:
     return episode.opening, steps, episode.digests, verdict
 
 
-async def _gold_and_null(cls: type[Environment], task: Task) -> list[str]:
+async def _pay(cls: type[Environment], task: Task) -> list[str]:
+    """All that is paid for finishing is paid to nobody else: not for silence, a part of the work, or chance."""
     if cls.capabilities.continuing:
         return []
+    gold, noisy = _scripts(cls, task)
+    parts = range(1, len(gold), max(1, len(gold) // 4))
+    agents: dict[str, PlayAgent] = {
+        "that says nothing": silent,
+        "that acts at random": uniform_agent(f"check/{task.id}", otherwise=noisy),
+        **{f"that stops after {at} of {len(gold)} actions of the demonstrator": scripted(gold[:at]) for at in parts},
+    }
     problems = []
-    gold, _ = _scripts(cls, task)
     if gold:
         reward = (await _episode(cls, task, scripted(gold))).verdict.reward
         if reward != 1.0:
             problems.append(f"the demonstrator earns {reward}, expected 1")
-    reward = (await _episode(cls, task, silent)).verdict.reward
-    if reward is not None and reward >= 1.0:
-        problems.append(f"an agent that says nothing earns {reward}, expected less than 1")
+    for name, agent in agents.items():
+        episode = await _episode(cls, task, agent)
+        reward, is_paid = episode.verdict.reward, episode.verdict.success and agent is not silent
+        if reward is not None and reward >= 1.0 and not is_paid:
+            problems.append(f"an agent {name} earns {reward}, expected less than 1")
+        problems += _paid_again(cls, episode)
     return problems
+
+
+def _paid_again(cls: type[Environment], episode: Episode) -> list[str]:
+    once = [name for name, item in cls.components.items() if not item.is_repeatable]
+    times = {name: sum(step.reply.rewards.get(name, 0.0) != 0.0 for step in episode.steps) for name in once}
+    return [
+        f"component `{name}` is paid {count} times in an episode and declared not to be repeatable"
+        for name, count in times.items()
+        if count > 1
+    ]
 
 
 async def _branches(cls: type[Environment], task: Task) -> list[str]:
@@ -302,7 +323,7 @@ async def _many_resets(cls: type[Environment], tasks: Sequence[Task], resets: in
 _CHECKS: tuple[Callable[[type[Environment], Task], Awaitable[list[str]]], ...] = (
     _schemas,
     _repeats,
-    _gold_and_null,
+    _pay,
     _branches,
     _misfits,
     _isolation,
