@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -9,9 +10,11 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 from typer.testing import Result
 
 from kifu.cli.commands import COMMANDS
+from kifu.cli.deferred import load
 
 Kifu = Callable[..., Result]
 
@@ -53,18 +56,44 @@ def test_a_group_called_alone_says_what_there_is(kifu: Kifu, group: tuple[str, .
     assert (found.exit_code, shows in found.stdout) == (0, True), found.stdout
 
 
+def every_command() -> list[tuple[str, ...]]:
+    """The words of each command, those of groups too."""
+    found = list[tuple[str, ...]]()
+    for name, (where, _) in COMMANDS.items():
+        own = get_command(load(where, command=name))
+        found += [(name, inner) for inner in getattr(own, "commands", ())] or [(name,)]
+    return found
+
+
+ARGUMENT = r"(\[NAME=\])?[A-Z]+|\[[A-Z]+\]"
+"""Required or optional; dots after it say that it may be repeated."""
+
+
+@pytest.mark.parametrize("words", every_command(), ids=" ".join)
+def test_a_usage_line_is_in_the_usual_notation(kifu: Kifu, words: tuple[str, ...]) -> None:
+    first = re.split(r"\n\s*\n", kifu(*words, "--help").stdout.strip())[0]
+    text = " ".join(first.split())
+    assert re.fullmatch(rf"Usage: kifu {' '.join(words)} \[OPTIONS\]( ({ARGUMENT})(\.\.\.)?)*", text)
+
+
 @pytest.mark.parametrize(
     ("words", "usage"),
     [
-        (("train",), "kifu train [OPTIONS] {FILE}"),
+        (("train",), "kifu train [OPTIONS] FILE"),
         (("check",), "kifu check [OPTIONS] [FILE]"),
-        (("show",), "kifu show [OPTIONS] {RUN} [TRAJECTORY]"),
-        (("gateway",), "kifu gateway [OPTIONS] {RUN}"),
-        (("envs", "card"), "kifu envs card [OPTIONS] {NAME}"),
+        (("show",), "kifu show [OPTIONS] RUN [TRAJECTORY]"),
+        (("compare",), "kifu compare [OPTIONS] RUN RUN [RUN]..."),
+        (("gateway",), "kifu gateway [OPTIONS] RUN"),
+        (("envs", "card"), "kifu envs card [OPTIONS] NAME"),
+        (("envs", "mine"), "kifu envs mine [OPTIONS] [NAME=]FOLDER..."),
     ],
 )
 def test_a_usage_line_calls_arguments_as_the_pages_do(kifu: Kifu, words: tuple[str, ...], usage: str) -> None:
     assert usage in " ".join(kifu(*words, "--help").stdout.split())
+
+
+def test_an_error_shows_the_same_usage_line(kifu: Kifu) -> None:
+    assert "Usage: kifu show [OPTIONS] RUN [TRAJECTORY]" in kifu("show").stderr
 
 
 def test_the_version_is_the_installed_one(kifu: Kifu) -> None:

@@ -7,12 +7,13 @@ from typing import Annotated
 
 import typer
 
+from kifu.cli.application import Application
 from kifu.cli.commands import COMMANDS
 from kifu.cli.console import INTERRUPTED, help_if_alone
 from kifu.cli.deferred import defer
 from kifu.cli.interrupted import interrupted_message, was_told
 
-app = typer.Typer(name="kifu", invoke_without_command=True, add_completion=False, pretty_exceptions_enable=False)
+app = Application(name="kifu", invoke_without_command=True)
 
 
 def _version(asked: bool) -> None:

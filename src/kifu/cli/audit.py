@@ -5,11 +5,12 @@ from typing import Annotated
 
 import typer
 
+from kifu.cli.application import Application
 from kifu.cli.console import AsJson, document, guarded, say
 from kifu.cli.progress import counting
 from kifu.training.auditing import audit as audit_run
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = Application()
 _SHOWN = 20
 
 

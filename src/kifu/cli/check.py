@@ -5,12 +5,13 @@ from typing import Annotated
 
 import typer
 
+from kifu.cli.application import Application
 from kifu.cli.console import AsJson, cells, document, duration, grid, guarded, output, percent, say, size
 from kifu.errors import UsageError
 from kifu.training.experiment import json_schema, load_experiment
 from kifu.training.preflight import Preflight, preflight
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = Application()
 
 
 @app.command()

@@ -6,10 +6,11 @@ from typing import Annotated
 
 import typer
 
+from kifu.cli.application import Application
 from kifu.cli.console import AsJson, cells, document, grid, guarded, output, percent, plain, say
 from kifu.evaluation import Condition, Difference, Interval, RunComparison, compare_runs
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = Application()
 
 _STAGES = ("generation", "tools", "environment", "waiting", "training")
 _NOT_EQUAL = 1
@@ -20,7 +21,7 @@ _NOT_EQUAL = 1
 def compare(
     *,
     runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN RUN [RUN...]", help="Run folders; the first is compared with.")
+        list[Path], typer.Argument(metavar="RUN RUN [RUN]", help="Run folders; the first is compared with.")
     ],
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 where conditions are not equal.")] = False,
     as_json: AsJson = False,

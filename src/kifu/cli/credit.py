@@ -6,11 +6,12 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from kifu.cli.application import Application
 from kifu.cli.console import AsJson, cells, document, grid, guarded, output, plain, say
 from kifu.errors import UsageError
 from kifu.training.explaining import explain_file, explain_step
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = Application()
 
 
 @app.command()

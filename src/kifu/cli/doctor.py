@@ -7,14 +7,13 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import typer
-
+from kifu.cli.application import Application
 from kifu.cli.console import AsJson, document, guarded, plain, say, size
 from kifu.models import cache_root
 from kifu.training.layers import MachineTable
 from kifu.training.machine import resolve_machine, this_cpu
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = Application()
 _PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "pyarrow")
 
 

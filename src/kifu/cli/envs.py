@@ -4,13 +4,14 @@ from typing import Annotated
 
 import typer
 
+from kifu.cli.application import Application
 from kifu.cli.commands import CHECK_ENVIRONMENT, LINT_TASK, MINE_COMMITS
 from kifu.cli.console import AsJson, cells, document, grid, guarded, output, percent, plain, say
 from kifu.cli.deferred import defer
 from kifu.envs import ENVIRONMENTS, resolve_environment
 from kifu.envs.card import Card, environment_card
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, invoke_without_command=True)
+app = Application(invoke_without_command=True)
 _QUESTIONS = (
     ("action", "what counts as an action"),
     ("policy_sees", "what the policy sees"),

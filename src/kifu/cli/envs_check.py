@@ -4,11 +4,12 @@ from typing import Annotated
 
 import typer
 
+from kifu.cli.application import Application
 from kifu.cli.console import AsJson, document, guarded, say
 from kifu.envs import resolve_environment
 from kifu.testing import check_env
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = Application()
 
 
 _SHOWN = 12

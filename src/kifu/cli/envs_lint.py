@@ -4,11 +4,12 @@ from typing import Annotated
 
 import typer
 
+from kifu.cli.application import Application
 from kifu.cli.console import AsJson, cells, document, grid, guarded, output, percent, say
 from kifu.envs.linting import lint_task
 from kifu.verify.linting import LintReport, Tried
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = Application()
 
 
 @app.command()
@@ -17,7 +18,9 @@ def lint(
     *,
     task: Annotated[
         str,
-        typer.Argument(help="code_repair/PACKAGE-SEED-1, a task folder of Harbor, or SHEET.toml#INSTANCE."),
+        typer.Argument(
+            metavar="TASK", help="code_repair/PACKAGE-SEED-1, a task folder of Harbor, or SHEET.toml#INSTANCE."
+        ),
     ],
     as_json: AsJson = False,
 ) -> None:

@@ -6,11 +6,12 @@ from typing import Annotated
 
 import typer
 
+from kifu.cli.application import Application
 from kifu.cli.console import AsJson, cells, document, grid, guarded, output, say
 from kifu.envs.commits import Filters, HeldOut, mine_commits
 from kifu.errors import UsageError
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = Application()
 _DEFAULT = Filters()
 
 
@@ -19,7 +20,7 @@ _DEFAULT = Filters()
 def mine(
     *,
     repositories: Annotated[
-        list[str], typer.Argument(metavar="[NAME=]FOLDER...", help="Git repositories on this machine.")
+        list[str], typer.Argument(metavar="[NAME=]FOLDER", help="Git repositories on this machine.")
     ],
     out: Annotated[Path, typer.Option(help="File of records to write, for swe_rl@FILE.")],
     held_out_since: Annotated[

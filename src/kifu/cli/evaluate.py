@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from kifu.cli.application import Application
 from kifu.cli.console import AsJson, cells, document, grid, guarded, output, percent, plain, say
 from kifu.cli.progress import counting
 from kifu.cli.results import success_line, warnings
@@ -13,7 +14,7 @@ from kifu.evaluation import BestOf, EffectAudit, EvaluationSummary
 from kifu.training.evaluate import Evaluation
 from kifu.training.evaluate import evaluate as evaluate_run
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = Application()
 
 
 @app.command("eval")

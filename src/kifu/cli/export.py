@@ -5,12 +5,13 @@ from typing import Annotated, Literal
 
 import typer
 
+from kifu.cli.application import Application
 from kifu.cli.console import AsJson, document, guarded, say
 from kifu.dashboard import decoder_of
 from kifu.monitor import RunFolder
 from kifu.training.exporting import export_atif, export_hf, export_messages
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = Application()
 
 
 @app.command()

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from kifu.cli.application import Application
 from kifu.cli.console import AsJson, document, guarded, progress, say
 from kifu.engines import build_engine
 from kifu.gateway import ALTERNATIVES, Gateway, Serving
@@ -21,7 +22,7 @@ from kifu.policy import Engine, EngineSpec, Machine
 from kifu.records import Purpose, RolloutKey, Sampling, TaskRef
 from kifu.render import ChatRenderer, dialect, load_renderer
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = Application()
 ADMIN = "KIFU_GATEWAY_ADMIN_KEY"
 
 

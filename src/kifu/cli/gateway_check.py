@@ -11,13 +11,14 @@ from typing import Annotated
 
 import typer
 
+from kifu.cli.application import Application
 from kifu.cli.console import AsJson, cells, document, grid, guarded, output, say
 from kifu.errors import UsageError
 from kifu.testing.capture import check_capture
 from kifu.testing.capture_contract import CaptureSubject, Met
 from kifu.testing.capture_kifu import KifuGateway
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = Application()
 
 
 @app.command()
@@ -25,7 +26,10 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 def check_gateway(
     *,
     subject: Annotated[
-        str, typer.Argument(help="kifu, or module:Class or file.py:Class; the class is called with an empty folder.")
+        str,
+        typer.Argument(
+            metavar="GATEWAY", help="kifu, or module:Class or file.py:Class; the class is called with an empty folder."
+        ),
     ],
     case: Annotated[list[str] | None, typer.Option(help="Run cases that begin so; may be repeated.")] = None,
     model_port: Annotated[

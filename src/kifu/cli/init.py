@@ -5,11 +5,12 @@ from typing import Annotated, Literal
 
 import typer
 
+from kifu.cli.application import Application
 from kifu.cli.console import AsJson, document, guarded, say
 from kifu.cli.starters import STARTERS
 from kifu.errors import StorageError, UsageError
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = Application()
 
 
 @app.command()

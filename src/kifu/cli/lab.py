@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from kifu.cli.application import Application
 from kifu.cli.console import AsJson, document, guarded, help_if_alone, say
 from kifu.dashboard import estimate_curve
 from kifu.errors import ArgumentError
@@ -19,7 +20,7 @@ from kifu.lab import (
     softmax_with_temperature,
 )
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, invoke_without_command=True)
+app = Application(invoke_without_command=True)
 app.callback(help="Small worlds with exact answers.")(help_if_alone)
 
 

@@ -6,13 +6,14 @@ from typing import Annotated, Any
 
 import typer
 
+from kifu.cli.application import Application
 from kifu.cli.console import AsJson, cells, document, grid, guarded, output, say, size
 from kifu.cli.progress import counting
 from kifu.errors import ModelError
 from kifu.models import ModelFolder, cache_root, open_folder
 from kifu.models import pull as pull_model
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, invoke_without_command=True)
+app = Application(invoke_without_command=True)
 
 
 def _facts(model: ModelFolder) -> dict[str, Any]:

@@ -5,10 +5,11 @@ from typing import Annotated
 
 import typer
 
+from kifu.cli.application import Application
 from kifu.cli.console import AsJson, document, guarded, say
 from kifu.dashboard import write_report
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = Application()
 
 
 @app.command()

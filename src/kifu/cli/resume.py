@@ -5,11 +5,12 @@ from typing import Annotated
 
 import typer
 
+from kifu.cli.application import Application
 from kifu.cli.console import AsJson, guarded
 from kifu.cli.results import show_result
 from kifu.training.run import resume as resume_run
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = Application()
 
 
 @app.command()

@@ -7,13 +7,14 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
+from kifu.cli.application import Application
 from kifu.cli.console import AsJson, cells, document, grid, guarded, output, percent, say
 from kifu.dashboard import Transcript, decoder_of, memory_events, memory_lines, printable, transcript
 from kifu.errors import UsageError
 from kifu.monitor import RunFolder, reader_of
 from kifu.records import Origin, Trajectory, content_digest
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = Application()
 
 STYLES: Mapping[Origin, str] = {
     Origin.POLICY: "bold green",

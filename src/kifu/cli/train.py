@@ -5,12 +5,13 @@ from typing import Annotated
 
 import typer
 
+from kifu.cli.application import Application
 from kifu.cli.console import AsJson, guarded
 from kifu.cli.results import show_result
 from kifu.training.experiment import load_experiment
 from kifu.training.run import train as run_experiment
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = Application()
 
 
 @app.command()
