@@ -15,6 +15,14 @@ class Stingy(KeyDoor):
         return replace(super().verify(), success=False)
 
 
+class Generous(KeyDoor):
+    """Always pays."""
+
+    def verify(self) -> Verdict:
+        """Everybody succeeds."""
+        return replace(super().verify(), success=True)
+
+
 class Early(KeyDoor):
     """Pays for an even number of steps in the first two tasks, and never afterwards."""
 

@@ -36,6 +36,11 @@ def test_the_file_says_where_a_cost_enters_and_check_tells_it() -> None:
     )
 
 
+def test_a_limit_of_no_call_is_one_that_can_be_kept_and_is_told_as_what_it_is() -> None:
+    found = prepared("credit.costs={ calls = { where = 'constraint', limit = 0 } }")
+    assert told_costs(found.stages[-1].credit) == ("calls: constraint, any at all in an episode is a failure",)
+
+
 def test_charges_are_part_of_the_protocol_and_their_absence_leaves_it_as_it_was() -> None:
     plain, charged = prepared(), prepared(ALL)
     assert "costs" not in plain.protocol.tables["credit"]
@@ -55,6 +60,15 @@ def test_another_place_for_a_cost_leaves_the_old_weight_behind() -> None:
         ("credit.costs={ tokens = { where = 'reward', weight = 0 } }", "credit.costs.tokens.weight"),
         ("credit.costs={ tokens = { where = 'report', limit = 1 } }", "credit.costs.tokens.limit: unknown field"),
         ("credit.costs={ price = { where = 'report' } }", "credit.costs.price"),
+        (
+            "credit.costs={ turns = { where = 'constraint', limit = 0 } }",
+            "credit.costs.turns.limit: found 0, and every",
+        ),
+        (
+            "credit.costs={ tokens = { where = 'constraint', limit = 0.5 } }",
+            "credit.costs.tokens.limit: found 0.5, and",
+        ),
+        ("credit.costs={ seconds = { where = 'constraint', limit = 0 } }", "credit.costs.seconds.limit: found 0, and"),
     ],
 )
 def test_a_cost_that_cannot_be_meant_is_refused_by_its_field(sets: str, says: str) -> None:

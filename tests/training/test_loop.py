@@ -110,6 +110,18 @@ class TestNoSignal:
         assert len(metrics(run)) == 2
         assert json.loads((run / "run.json").read_text())["status"].startswith("stopped: 2 steps in a row")
 
+    @pytest.mark.parametrize(("limit", "told"), [(0, "Attempts went over credit.costs.calls.limit"), (99, None)])
+    def test_a_constraint_that_nobody_keeps_stops_a_run_whose_verdicts_are_all_successes(
+        self, grpo: Load, tmp_path: Path, limit: int, told: str | None
+    ) -> None:
+        costs = f"credit.costs.calls={{ where = 'constraint', limit = {limit} }}"
+        loaded = grpo(f"environment.name='{WORLDS}:Generous'", "update.steps=3", "update.patience=2", costs)
+        if told is None:
+            train(loaded, out=tmp_path / "run", quiet=True)
+            return
+        with pytest.raises(NoSignalError, match=told):
+            train(loaded, out=tmp_path / "run", quiet=True)
+
 
 def test_a_run_whose_world_keeps_breaking_stops_and_keeps_the_record(load: Load, tmp_path: Path) -> None:
     run = tmp_path / "run"

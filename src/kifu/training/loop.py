@@ -14,7 +14,7 @@ from kifu.evaluation import judged_success
 from kifu.monitor import release_free_memory
 from kifu.objectives import WithObservations, merge_stats
 from kifu.policy import StepResult, Weights
-from kifu.records import Group, Trajectory
+from kifu.records import Cost, Group, Trajectory, limits_exceeded
 from kifu.records.ledger import Bucket, Ledger
 from kifu.records.plan import PlanLine, PlanLog
 from kifu.records.rows import content_digest
@@ -348,7 +348,8 @@ class Loop:
 
     def _stalled(self, assembled: Assembled, members: Iterable[Trajectory], stage: Stage) -> None:
         from_records = stage.stored is not None
-        is_solved = not from_records and all(judged_success(member) is True for member in members)
+        over = {cost for member in members for cost in limits_exceeded(member, stage.rules.charges)}
+        is_solved = not from_records and not over and all(judged_success(member) is True for member in members)
         learnt = assembled.denominators.tokens if from_records else assembled.informative
         if learnt or is_solved or stage.demonstrations is not None or stage.fits is not None:
             self.progress.stalled = 0
@@ -363,6 +364,7 @@ class Loop:
         if self.progress.stalled >= patience:
             raise NoSignalError(
                 f"{patience} steps in a row without an informative group: every attempt at a task earned the same. "
+                f"{_over_limits(sorted(over))}"
                 "Raise update.group_size, choose easier tasks, warm-start on demonstrations, raise the temperature, "
                 "constrain decoding, or add a checkable partial reward."
             )
@@ -384,6 +386,14 @@ class Loop:
         )
         save_checkpoint(self._bench.folder.checkpoints, mark, self._bench.engine.trainer.state())
         release_free_memory()
+
+
+def _over_limits(costs: Sequence[Cost]) -> str:
+    """Advice where attempts counted as failures for what they cost."""
+    if not costs:
+        return ""
+    fields = ", ".join(f"credit.costs.{cost}.limit" for cost in costs)
+    return f"Attempts went over {fields} and counted as failures: raise the limit, or charge the cost as a reward. "
 
 
 def _closed_alike(one: Ledger | None, two: Ledger | None) -> bool:
