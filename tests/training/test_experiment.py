@@ -1,6 +1,7 @@
 """Experiment files: each kind of mistake by its message, profiles, overrides, the schema, the shipped recipes."""
 
 import json
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import pytest
 
 from kifu.errors import ExperimentError
 from kifu.training.experiment import json_schema, load_experiment, merge, parse_experiment
-from kifu.training.layers import Experiment, HfPolicy, RecurrentPolicy
+from kifu.training.layers import Experiment, HfPolicy, RecurrentPolicy, TrainStage
 
 RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.toml"))
 VALID: dict[str, Any] = {
@@ -239,9 +240,36 @@ class TestOverrides:
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_every_shipped_recipe_parses_in_every_profile(path: Path) -> None:
     profiles = tomllib.loads(path.read_text()).get("profiles", {})
-    assert "check" in profiles, "every recipe has a mode that takes seconds"
+    assert {"check", "quick", "full"} <= set(profiles), "seconds; a result on a CPU; a curve over several seeds"
     for profile in (None, *profiles):
         assert load_experiment(path, profile=profile).name == path.stem
+
+
+def steps_of(found: Experiment) -> int:
+    """Of every stage."""
+    stages = [item.update if isinstance(item, TrainStage) else item for item in found.stages.values()]
+    return sum(item.steps for item in stages or [found.update])
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_a_recipe_is_the_same_experiment_in_every_mode_and_full_is_the_longest(path: Path) -> None:
+    found = {name: load_experiment(path, profile=name).experiment for name in ("check", "quick", "full")}
+    assert found["quick"] == load_experiment(path).experiment, "quick is the file as it stands"
+    assert steps_of(found["check"]) < steps_of(found["quick"]) < steps_of(found["full"])
+    tasks = [found[name].evaluation.tasks for name in ("check", "quick", "full")]
+    assert tasks == sorted(tasks)
+    assert found["full"].environment == found["quick"].environment
+    assert found["full"].policy == found["quick"].policy
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_quick_and_full_say_what_they_take_or_that_nobody_measured_it(path: Path) -> None:
+    lines = path.read_text().splitlines()
+    for name in ("quick", "full"):
+        first = next(at for at, line in enumerate(lines) if line.startswith(f"[profiles.{name}"))
+        said = lines[first - 1].lower()
+        assert said.startswith("# ")
+        assert "not measured" in said or ("cpu-s" in said and re.search(r"\d [gm]b", said))
 
 
 class TestSchema:
