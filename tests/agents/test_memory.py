@@ -3,6 +3,7 @@
 import pytest
 
 from kifu.agents import KeyValueMemory, Memory
+from kifu.errors import UsageError
 from kifu.records import Json, ToolCall
 
 RULE = KeyValueMemory(entries=3, characters=12)
@@ -101,6 +102,12 @@ def test_the_bounds_are_told_to_the_policy_and_stand_in_the_rules_name() -> None
     assert "at most 12 characters" in str(remember.parameters)
     assert RULE.id == ID
     assert KeyValueMemory(entries=4, characters=12).id != ID
+
+
+@pytest.mark.parametrize("bounds", [{"entries": 0}, {"characters": -1}])
+def test_a_memory_that_could_hold_nothing_is_refused(bounds: dict[str, int]) -> None:
+    with pytest.raises(UsageError, match="both must be at least 1"):
+        KeyValueMemory(**bounds)
 
 
 def test_every_rollout_begins_with_an_empty_memory() -> None:

@@ -24,7 +24,7 @@ from kifu.records import (
 )
 from kifu.records.atif import to_atif
 from kifu.render import ChatRenderer
-from kifu.rollout import Branchable, Departure, Setting, Window, run_rollout
+from kifu.rollout import Branchable, Departure, Setting, Window, retell, run_rollout
 
 MakeSetting: TypeAlias = Callable[..., Setting]
 Attempt: TypeAlias = Callable[..., Awaitable[Trajectory]]
@@ -149,6 +149,21 @@ async def test_the_world_hears_nothing_of_the_memory(make_setting: MakeSetting, 
     assert digests == [found.environment.initial_digest] * 4
     assert found.verdict is not None
     assert found.verdict.invalid_actions == 0
+
+
+async def test_a_rollout_retold_from_its_record_has_the_memory_s_answers_and_tools(
+    make_setting: MakeSetting, attempt: Attempt, says: Says
+) -> None:
+    setting = make_setting(KeyDoor, agent=REMEMBERING)
+    found = await attempt(setting, says("remember red as door", "recall door", "finish"), task=TASKS[0])
+
+    again = await retell(setting, found, task=TASKS[0])
+    assert [message.content for message in again.messages if message.role == "tool"] == [
+        "Remembered as door.",
+        "door: red",
+        "ended",
+    ]
+    assert [[tool.name for tool in prompt.tools][-2:] for prompt in again.prompts] == [["remember", "recall"]] * 3
 
 
 async def test_its_tools_stand_in_the_prompt_like_any_other(

@@ -71,6 +71,12 @@ class KeyValueMemory:
     characters: int = 200
     """Of one text."""
 
+    def __post_init__(self) -> None:
+        if self.entries < 1 or self.characters < 1:
+            raise UsageError(
+                f"memory: found entries = {self.entries}, characters = {self.characters}; both must be at least 1"
+            )
+
     @property
     def id(self) -> str:
         """Name and version with its bounds."""
