@@ -96,7 +96,8 @@ class Setting:
         """As one member of a group samples."""
         if not self.temperatures:
             return self
-        return replace(self, sampling=replace(self.sampling, temperature=self.temperatures[member % len(self.temperatures)]))
+        temperature = self.temperatures[member % len(self.temperatures)]
+        return replace(self, sampling=replace(self.sampling, temperature=temperature))
 
     def greedy(self) -> "Setting":
         """Without sampling."""

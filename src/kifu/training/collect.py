@@ -216,11 +216,12 @@ class Collector:
             trajectory = have.get(key.id)
             if trajectory is None:
                 script = writer if isinstance(writer, Script) else None
+                setting = self.setting.of_member(key.member)
                 if self.outside is not None:
-                    trajectory = await self.outside.run(key, task, setting=self.setting, script=script)
+                    trajectory = await self.outside.run(key, task, setting=setting, script=script)
                 else:
                     trajectory = await run_rollout(
-                        self.setting,
+                        setting,
                         writer=writer,
                         key=key,
                         task=task,

@@ -214,7 +214,4 @@ def decoded(prepared: Prepared, decoding: Literal["greedy", "sampled"] | None) -
     """As rollouts are collected, decoded greedily or as they are sampled; None is what layer 6 says."""
     if decoding is None:
         return prepared.evaluation_setting()
-    if decoding == "sampled":
-        return prepared.setting
-    sampling = replace(prepared.setting.sampling, temperature=None, top_p=None, top_k=None, min_p=None)
-    return replace(prepared.setting, sampling=sampling)
+    return prepared.setting if decoding == "sampled" else prepared.setting.greedy()

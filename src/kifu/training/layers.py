@@ -6,7 +6,7 @@ the file is frozen (see `kifu.training.freeze`); what is still empty then is mis
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from kifu.training.agent_layers import AgentLayer, FullHistory, HistoryLayer, ToolCalling
 from kifu.training.credit_layers import CreditLayer, Fit
@@ -69,16 +69,33 @@ class EnvironmentLayer(WorldFacts):
     """Share of a step's attempts that may end in an infrastructure error before the run stops."""
 
 
+_Positive = Annotated[float, Field(gt=0)]
+
+
+def _temperature_tag(value: object) -> str:
+    return "temperature_by_member" if isinstance(value, list | tuple) else "temperature_of_all"
+
+
 class Decoding(Layer):
     """The distribution the policy samples from when it collects rollouts."""
 
-    temperature: float = Field(default=1.0, gt=0)
+    temperature: Annotated[
+        Annotated[_Positive, Tag("temperature_of_all")]
+        | Annotated[tuple[_Positive, ...], Field(min_length=2, strict=False), Tag("temperature_by_member")],
+        Discriminator(_temperature_tag),
+    ] = 1.0
+    """One for all rollouts, or a list that the members of a group take in turn."""
     top_p: float | None = Field(default=None, gt=0, le=1)
     top_k: int | None = Field(default=None, ge=1)
     min_p: float | None = Field(default=None, ge=0, lt=1)
     grammar: Literal["tools"] | None = None
     """``tools``: only texts that are a call of an allowed tool; None: free text."""
     max_new_tokens: int = Field(default=64, ge=1)
+
+    @property
+    def temperatures(self) -> tuple[float, ...]:
+        """Of the members of a group, in turn."""
+        return self.temperature if isinstance(self.temperature, tuple) else (self.temperature,)
 
 
 class FullTuning(Layer):

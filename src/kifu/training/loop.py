@@ -365,7 +365,8 @@ class Loop:
             raise NoSignalError(
                 f"{patience} steps in a row without an informative group: every attempt at a task earned the same. "
                 f"{_over_limits(sorted(over))}"
-                "Raise update.group_size, choose easier tasks, warm-start on demonstrations, raise the temperature, "
+                "Raise update.group_size, choose easier tasks, warm-start on demonstrations, raise the temperature "
+                "or give the members of a group different ones (policy.decoding.temperature = [0.8, 1.0, 1.2]), "
                 "constrain decoding, or add a checkable partial reward."
             )
 

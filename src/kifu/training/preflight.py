@@ -126,7 +126,8 @@ def preflight(loaded: Loaded, *, measure: bool = True, out: Path | None = None) 
     if measured is not None and needs_signal and measured.groups and not measured.informative:
         warnings.append(
             f"none of {measured.groups} measured groups had different rewards: raise update.group_size, choose easier "
-            "tasks, warm-start on demonstrations, or add a checkable partial reward"
+            "tasks, warm-start on demonstrations, give the members of a group different temperatures "
+            "(policy.decoding.temperature = [0.8, 1.0, 1.2]), or add a checkable partial reward"
         )
     scores = _scores(prepared, warnings)
     return Preflight(

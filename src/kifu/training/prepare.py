@@ -45,6 +45,7 @@ from kifu.training.suited import (
     check_budget,
     check_refreshable,
     check_scored,
+    check_temperatures,
     check_values,
     check_verifiable,
     gold_of,
@@ -105,8 +106,7 @@ class Prepared:
         """As for collecting, decoded as layer 6 says."""
         if self.experiment.evaluation.decoding == "sampled":
             return self.setting
-        sampling = replace(self.setting.sampling, temperature=None, top_p=None, top_k=None, min_p=None)
-        return replace(self.setting, sampling=sampling)
+        return self.setting.greedy()
 
     def task_source(self, seed: int) -> TaskSource:
         """Tasks by place for a run with this seed."""
@@ -274,6 +274,7 @@ def _check_stages(
                 check_paid(experiment.model_copy(update={"credit": stage.credit}), stage.algorithm, environment)
             check_values(stage.algorithm.plan, experiment, name=stage.method)
             check_budget(stage)
+            check_temperatures(stage, experiment)
             check_verifiable(stage, experiment, environment)
             check_stage(stage, experiment)
             check_refreshable(stage, environment)
@@ -417,8 +418,9 @@ def _setting(
         renderer=renderer,
         agent=agent,
         sampling=Sampling(
-            temperature=decoding.temperature, top_p=decoding.top_p, top_k=decoding.top_k, min_p=decoding.min_p
+            temperature=decoding.temperatures[0], top_p=decoding.top_p, top_k=decoding.top_k, min_p=decoding.min_p
         ),
+        temperatures=decoding.temperatures,
         max_new_tokens=decoding.max_new_tokens,
         constrained=decoding.grammar == "tools",
         limits=Limits(

@@ -169,6 +169,7 @@ def refreshing_setting(setting: Setting, rule: RefreshedPairs, *, turn: int, sta
     return replace(
         setting,
         sampling=replace(setting.sampling, temperature=rule.temperature, top_p=top_p, top_k=None, min_p=None),
+        temperatures=(),
         max_new_tokens=min(rule.max_tokens, setting.max_new_tokens),
         limits=replace(setting.limits, turns=turn + 1),
         branchable=Branchable(states=states, snapshot=SnapshotKind.REPLAY),

@@ -103,6 +103,20 @@ def check_budget(stage: Stage) -> None:
         )
 
 
+def check_temperatures(stage: Stage, experiment: Experiment) -> None:
+    """Whether every temperature of a list is taken by a member of a group.
+
+    Raises:
+        ExperimentError: groups are smaller than the list.
+    """
+    listed, size = experiment.policy.decoding.temperatures, stage.update.group_size
+    if len(listed) > size and stage.demonstrations is None and stage.fits is None and stage.stored is None:
+        raise ExperimentError(
+            f"policy.decoding.temperature lists {len(listed)}, which the members of a group take in turn, and "
+            f"update.group_size is {size}; raise it to {len(listed)} or give one temperature"
+        )
+
+
 def check_scored(stage: Stage, experiment: Experiment, *, environment: type[Environment], task: Task) -> None:
     """Whether the facts that a model tells of finished rollouts can be had.
 
