@@ -62,7 +62,8 @@ def test_a_record_is_what_git_says_the_commit_is(repository: Repository, tmp_pat
         {"a.py": "def f(x):\n    return x + 2\n", "README": "other words\n", "tests/test_a.py": "assert f(1) == 3\n"},
         {"a.py": "def f(x):\n    return x + 3\n\n\n# f", "lib/b.py": "one\r\n2\r\nthree\r\n"},
     )
-    ids = [repository.commit(edit, f"{LONG}\n\nNo {at}: \u00e4\n") for at, edit in enumerate(edits)]
+    people = "Co-Authored-By: A <a@b>\nSigned-off-by: B <b@c>\n"
+    ids = [repository.commit(edit, f"{LONG}\n\nNo {at}: \u00e4\n\n{people}") for at, edit in enumerate(edits)]
     mined = mine_commits({"own": repository.folder})
     assert [record["id"] for record in mined.records] == [f"own@{name}" for name in ids]
     assert mined.records[1]["problem"] == f"{LONG}\n\nNo 1: \u00e4"
@@ -100,7 +101,7 @@ def test_the_file_is_one_that_the_environment_takes_and_the_oracle_earns_one(
 
 def test_every_commit_that_is_no_record_is_counted_under_its_reason(repository: Repository) -> None:
     big = "".join(f"line {at}\n" for at in range(60))
-    repository.commit({"a.py": "x = 1\n"}, "short")
+    repository.commit({"a.py": "x = 1\n"}, "short\n\nReviewed-by: Somebody With A Long Name <a@b>")
     latin = repository.commit({"a.py": "x = 2\n"}, "This was written in Latin-1: \u00e4\u00f6\u00fc, by hand")
     raw = repository.git("cat-file", "commit", latin).decode().encode("latin-1")
     (repository.folder / ".git" / "raw").write_bytes(raw)

@@ -6,6 +6,7 @@ hook, filter, alias, program for diffs, signature or remote that the repository 
 """
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ from kifu.sandbox.tree import path_problem
 Item = TypeVar("Item")
 _LONGEST_MESSAGE = 20_000
 _UNREADABLE = "\N{REPLACEMENT CHARACTER}"
+_PEOPLE = re.compile(r"^[\w-]+-by: .*\n?", re.IGNORECASE | re.MULTILINE)
 _PLAIN = ("100644", "100755")
 
 
@@ -63,7 +65,7 @@ class Filters:
     file_bytes: int = 50_000
     """Size of one of them, before and after."""
     message_chars: int = 30
-    """Least length of its message."""
+    """Least length of its message, lines such as ``Signed-off-by`` left out."""
     commits: int = 20_000
     """Looked at, the newest of each repository."""
 
@@ -148,7 +150,7 @@ def mine_commits(
                     "id": f"{name}@{commit.id}",
                     "family": name,
                     "split": held_out.split(name, commit.time),
-                    "problem": commit.message.strip(),
+                    "problem": _problem(commit),
                     "files": {**files},
                     "oracle": {**oracle},
                 }
@@ -197,8 +199,13 @@ def _by_message(commit: Commit, filters: Filters) -> Why | None:
     if not commit.parents:
         return Why.FIRST
     is_text = _UNREADABLE not in commit.message
-    is_long = filters.message_chars <= len(commit.message.strip()) <= _LONGEST_MESSAGE
+    is_long = filters.message_chars <= len(_problem(commit)) <= _LONGEST_MESSAGE
     return None if is_text and is_long else Why.MESSAGE
+
+
+def _problem(commit: Commit) -> str:
+    """The message without the lines that name people, such as ``Signed-off-by: ...``."""
+    return _PEOPLE.sub("", commit.message).strip()
 
 
 def _by_changes(sources: Sequence[Change], filters: Filters) -> Why | None:

@@ -45,7 +45,7 @@ _TOOLS = (
     ),
     _git(
         "commits",
-        *("log", "-z", "--topo-order", "--no-show-signature", "--encoding=UTF-8"),
+        *("log", "-z", "--topo-order", "--encoding=UTF-8"),
         *("--format=tformat:%H%x00%P%x00%ct%x00%B", "--max-count", Slot(name="count", kind=Text()), "HEAD", "--"),
     ),
     _git(
@@ -107,7 +107,11 @@ class History:
         mount = Mount(source=str(source), target=_PLACE)
         base = Tree.of({"git/config": _CONFIG})
         self._box = open_sandbox(Policy(base=base, mounts=(mount,), tools=_TOOLS, limits=_LIMITS))
-        self._ask("heads")
+        try:
+            self._ask("heads")
+        except UsageError:
+            self.close()
+            raise
 
     def commits(self, count: int) -> tuple[Commit, ...]:
         """The newest so many that the head is built on, each after its parents."""
