@@ -21,6 +21,13 @@ def test_a_card_has_no_blank(name: str) -> None:
     assert blank == []
 
 
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_card_says_what_a_turn_is_by_one_of_the_kinds_there_are(name: str) -> None:
+    """What else is special about it stands behind the kind."""
+    kind = ALGORITHMS[name].card.turn.split(";")[0].split(":")[0].split(",")[0]
+    assert kind.startswith(("assistant message", "tree node", "call of the model"))
+
+
 def test_cards_tell_the_methods_apart() -> None:
     cards = [algorithm.card for algorithm in ALGORITHMS.values()]
     assert len({card.name for card in cards}) == len(cards)

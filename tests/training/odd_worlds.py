@@ -23,6 +23,14 @@ class Generous(KeyDoor):
         return replace(super().verify(), success=True)
 
 
+class Parity(KeyDoor):
+    """Pays for an even number of steps, so that attempts at random differ."""
+
+    def verify(self) -> Verdict:
+        """By the budget that is left."""
+        return replace(super().verify(), success=self.state.budget % 2 == 0)
+
+
 class Early(KeyDoor):
     """Pays for an even number of steps in the first two tasks, and never afterwards."""
 

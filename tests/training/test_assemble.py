@@ -105,6 +105,23 @@ def test_text_of_another_model_is_in_no_row(make_record: Make, algorithm: str) -
     assert found.denominators.tokens == 4
 
 
+@pytest.mark.parametrize(("max_age", "bucket"), [(0, Bucket.STALE), (1, Bucket.STALE), (2, Bucket.TRAINED)])
+def test_a_rollout_older_than_the_limit_is_not_trained_and_enters_no_statistic(
+    make_record: Make, max_age: int, bucket: Bucket
+) -> None:
+    """Sampled under versions 3, 3 and 1, trained at 3: the last is two versions behind."""
+    members = [
+        make_record([2], reward=1.0, version=3),
+        make_record([2], reward=0.0, version=3, member=1),
+        make_record([2], reward=0.5, version=1, member=2),
+    ]
+    found = put(group(*members), options={"std": "none"}, version=3, max_age=max_age)
+
+    assert [found.buckets[member.id] for member in members] == [Bucket.TRAINED, Bucket.TRAINED, bucket]
+    assert [row.advantages[0] for row in found.rows][:2] == pytest.approx([0.5, -0.5])
+    assert len(found.rows) == (2 if bucket is Bucket.STALE else 3)
+
+
 def test_a_row_holds_every_sampled_token_with_what_was_recorded(make_record: Make) -> None:
     members = (make_record([2, 3], reward=1.0), make_record([1], reward=0.0, member=1))
 

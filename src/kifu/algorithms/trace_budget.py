@@ -56,7 +56,7 @@ class TraceBudget:
         feedback=(Feedback.OUTCOME,),
         data=Source.FRESH,
         decision_unit="trajectory; rollouts are allocated to tasks and to turns",
-        turn="thought, call and observation: a node from which rollouts can go on",
+        turn="tree node: thought, call and observation, from which rollouts can go on",
         updates="policy",
         optimization="weights",
         freshness="age 0, each rollout in `epochs` optimizer steps",
