@@ -9,6 +9,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -143,7 +144,7 @@ def mine_commits(
     dropped: Counter[Why] = Counter()
     known: set[str] = set()
     for name, folder in repositories.items():
-        with History(folder, name=name) as history:
+        with closing(History(folder, name=name)) as history:
             for commit, files, oracle in _edits(history, filters, dropped):
                 digest = sha256(json.dumps([files, oracle], sort_keys=True).encode()).hexdigest()
                 record: dict[str, Json] = {

@@ -3,8 +3,6 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from kifu.envs.text import visible
 from kifu.errors import UsageError
@@ -156,14 +154,6 @@ class History:
     def close(self) -> None:
         """Give the box up."""
         self._box.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _ask(self, tool: str, **arguments: str) -> bytes:
         result = self._box.call(tool, arguments)
