@@ -89,6 +89,17 @@ def test_components_of_turns_that_enter_nothing_are_told(
     assert starts == [f"`rewards.{name}`" for name in unpaid]
 
 
+@pytest.mark.parametrize("algorithm", ["agentic_reinforced_po", "at2po", "tree_grpo", "grpo"])
+def test_a_method_of_branches_that_is_shown_none_says_so(tmp_path: Path, algorithm: str) -> None:
+    def notes(**more: object) -> list[str]:
+        turn = {"entropy": 0.5}
+        found = told(tmp_path, algorithm, attempt("a", 1.0, turn, turn), attempt("b", 0.0, turn, turn, **more))
+        return [note for note in found["notes"] if "no trajectory has `branch`" in note]
+
+    assert len(notes()) == (algorithm != "grpo")
+    assert notes(branch={"parent": "a", "turn": 1}) == []
+
+
 ACTS = {"state": "s", "action": "look", "tool": "look", "tokens": [{"behaviour_logprob": -1.0}]}
 OTHER = {**ACTS, "action": "go", "tool": "go"}
 

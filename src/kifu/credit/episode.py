@@ -163,7 +163,10 @@ class Episode:
         """What to raise where a method needs one of some fields and has none, each by the name users know."""
         names = " or ".join(f"`{_OF_TOKENS.get(name, name)}`" for name in needed)
         of_tokens = " of every token" if any(name in _OF_TOKENS for name in needed) else ""
-        return ArgumentError(f"{self.place(turn)}: the method needs {names}{of_tokens}, which nobody recorded")
+        return ArgumentError(
+            f"{self.place(turn)}: the method needs {names}{of_tokens}, which nobody recorded; add it, or choose a "
+            "method that does without"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from kifu.algorithms import Algorithm, Plan
 from kifu.credit import RefreshedPairs, StoredPairs
+from kifu.credit.branching import EntropyBranching, TreeExpansion
 from kifu.errors import UsageError, nearest
 from kifu.training.explain import Explanation, needs_reference
 from kifu.training.given import Given, GivenTrajectory, column, paid_names
@@ -82,7 +83,12 @@ def _check_reference(item: GivenTrajectory, where: str) -> None:
 def doubts(given: Given, found: Explanation, *, plan: Plan) -> list[str]:
     """What enters nothing, enters twice or is compared with nothing, and what to write instead."""
     trajectories = [item for group in given.groups for item in group.trajectories]
-    return [*_paid_twice(trajectories), *_unpaid(given, plan), *_unpaired(given, found, plan)]
+    return [
+        *_paid_twice(trajectories),
+        *_unpaid(given, plan),
+        *_unpaired(given, found, plan),
+        *_unbranched(trajectories, plan),
+    ]
 
 
 def _paid_twice(trajectories: Sequence[GivenTrajectory]) -> list[str]:
@@ -103,6 +109,18 @@ def _unpaid(given: Given, plan: Plan) -> list[str]:
         f'Write "components": {{"{name}": 1.0}} to pay it, 0 to leave it out on purpose'
         for name in names
         if name not in given.components and name not in own
+    ]
+
+
+def _unbranched(trajectories: Sequence[GivenTrajectory], plan: Plan) -> list[str]:
+    """A method of branching rollouts is shown none that branched."""
+    if not isinstance(plan.rollout, EntropyBranching | TreeExpansion):
+        return []
+    if any(item.branch.parent is not None or item.tree is not None for item in trajectories):
+        return []
+    return [
+        "no trajectory has `branch`, so all are credited as if they had begun by themselves; write where one left "
+        'another: "branch": {"parent": "ID", "turn": k}'
     ]
 
 
