@@ -79,13 +79,11 @@ def test_audit_and_replay_rebuild_the_run(run: Path) -> None:
     assert report.max_logprob_error < 1e-5
 
 
-def test_a_sampled_evaluation_takes_them_too_and_a_greedy_one_does_not(run: Path) -> None:
-    """As rollouts are collected: try by try."""
-    for decoding, expected in (("sampled", [{one} for one in TEMPERATURES]), ("greedy", [{None}] * 3)):
-        evaluate(run, Evaluation(tasks=1, tries=3, decoding=decoding))  # type: ignore[arg-type]
-        kept = sorted((run / "evaluations").iterdir())[-1]
-        records = sorted(RunReader(kept).trajectories(), key=lambda item: item.key.member)
-        assert [temperatures(item) for item in records] == expected
+def test_a_sampled_evaluation_takes_the_first(run: Path) -> None:
+    """So that its success does not depend on the number of tries."""
+    evaluate(run, Evaluation(tasks=1, tries=3, decoding="sampled"))
+    kept = RunReader(run / "evaluations" / "0001").trajectories()
+    assert [temperatures(item) for item in kept] == [{TEMPERATURES[0]}] * 3
 
 
 def test_the_list_stands_in_the_protocol(load: Load) -> None:

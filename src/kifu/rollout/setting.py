@@ -62,8 +62,6 @@ class Setting:
     agent: Agent
     sampling: Sampling
     """Without a stream; each rollout gets its own."""
-    temperatures: tuple[float, ...] = ()
-    """What the members of a group take in turn instead of the temperature of ``sampling``; empty: nothing."""
     max_new_tokens: int
     constrained: bool = False
     """Whether only texts that are a call of an allowed tool can be written."""
@@ -92,14 +90,7 @@ class Setting:
     effects: EffectFile | None = None
     """The run's log of effects, for environments that declare any."""
 
-    def of_member(self, member: int) -> "Setting":
-        """As one member of a group samples."""
-        if not self.temperatures:
-            return self
-        temperature = self.temperatures[member % len(self.temperatures)]
-        return replace(self, sampling=replace(self.sampling, temperature=temperature))
-
     def greedy(self) -> "Setting":
         """Without sampling."""
         sampling = replace(self.sampling, temperature=None, top_p=None, top_k=None, min_p=None)
-        return replace(self, sampling=sampling, temperatures=())
+        return replace(self, sampling=sampling)

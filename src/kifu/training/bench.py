@@ -146,6 +146,7 @@ class Bench:
             refill=refill_of(stage),
             scoring=self._asked.scoring,
             grower=Grower(plan=plan.rollout, vocabulary=vocabulary_of(self.prepared.renderer)),
+            temperatures=self.experiment.policy.decoding.temperatures,
             outside=outside_rollouts(self.prepared, self.engine, store=self._store, blobs=self._blobs),
         )
         alone = Grower(plan=Independent(), vocabulary=0)
@@ -157,6 +158,7 @@ class Bench:
             allocator=None,
             refill=None,
             scoring=None,
+            temperatures=(),
         )
         return self.engine
 

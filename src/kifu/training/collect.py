@@ -60,6 +60,8 @@ class Collector:
     """What a model is asked about every finished training rollout before it is accepted."""
     grower: Grower = field(default_factory=lambda: Grower(plan=Independent(), vocabulary=0))
     """How groups come about."""
+    temperatures: tuple[float, ...] = ()
+    """What the members of a group take in turn instead of the setting's; empty: nothing."""
     outside: OutsideRollouts | None = None
     """Makes rollouts of an agent that is not kifu's own."""
     _places: asyncio.Semaphore = field(init=False, repr=False)
@@ -201,6 +203,12 @@ class Collector:
 
         return member
 
+    def _setting(self, member: int) -> Setting:
+        if not self.temperatures:
+            return self.setting
+        temperature = self.temperatures[member % len(self.temperatures)]
+        return replace(self.setting, sampling=replace(self.setting.sampling, temperature=temperature))
+
     async def _run(
         self,
         key: RolloutKey,
@@ -216,7 +224,7 @@ class Collector:
             trajectory = have.get(key.id)
             if trajectory is None:
                 script = writer if isinstance(writer, Script) else None
-                setting = self.setting.of_member(key.member)
+                setting = self._setting(key.member)
                 if self.outside is not None:
                     trajectory = await self.outside.run(key, task, setting=setting, script=script)
                 else:

@@ -420,7 +420,6 @@ def _setting(
         sampling=Sampling(
             temperature=decoding.temperatures[0], top_p=decoding.top_p, top_k=decoding.top_k, min_p=decoding.min_p
         ),
-        temperatures=decoding.temperatures,
         max_new_tokens=decoding.max_new_tokens,
         constrained=decoding.grammar == "tools",
         limits=Limits(

@@ -157,7 +157,7 @@ class Refresher:
         step, _ = item.sampled_at
         states = BlobStore(bench.folder.blobs)
         setting = refreshing_setting(bench.collector.setting, rule, turn=item.turn, states=states)
-        collector = replace(bench.collector, setting=setting)
+        collector = replace(bench.collector, setting=setting, temperatures=())
         return await collector.branches(
             step, group=group, task=task, departures=[departure] * rule.samples, have=bench.recorded(step)
         )
@@ -169,7 +169,6 @@ def refreshing_setting(setting: Setting, rule: RefreshedPairs, *, turn: int, sta
     return replace(
         setting,
         sampling=replace(setting.sampling, temperature=rule.temperature, top_p=top_p, top_k=None, min_p=None),
-        temperatures=(),
         max_new_tokens=min(rule.max_tokens, setting.max_new_tokens),
         limits=replace(setting.limits, turns=turn + 1),
         branchable=Branchable(states=states, snapshot=SnapshotKind.REPLAY),
