@@ -46,6 +46,7 @@ def run(make: Make) -> Callable[..., FinishedRun]:
         seed: int = 0,
         protocol: Mapping[str, Any] = PROTOCOL,
         training: int = 4,
+        machine: str = "cpu X",
     ) -> FinishedRun:
         def judged(outcomes: str) -> list[Trajectory]:
             return [make(f"t{at}", won == "1") for at, won in enumerate(outcomes)]
@@ -73,6 +74,7 @@ def run(make: Make) -> Callable[..., FinishedRun]:
                 }
                 for at in range(2)
             ],
+            machine=machine,
         )
 
     return build
@@ -137,6 +139,7 @@ def test_nothing_judged_is_no_success(make: Make) -> None:
         ("policy.weights_digest", "bb", Condition.MODEL),
         ("policy.decoding.temperature", 0.7, Condition.MODEL),
         ("update.reduction", "token", Condition.REDUCTION),
+        ("environment.on_truncation", "bootstrap", None),
         ("credit.options.eps", 0.1, None),
         ("update.steps", 5, None),
     ],
@@ -194,6 +197,14 @@ def test_a_branch_used_only_the_turns_that_it_wrote_itself(make: Make, run: Buil
     branched = replace(run("000"), training=[trunk, replace(leaf, branch=origin)])
 
     assert compared([branched]).rows[0].used.environment_steps == 3.0
+
+
+def test_machines_on_which_times_were_measured_are_named(run: Build) -> None:
+    """No condition, for success does not depend on them."""
+    found = compared([run("000", machine="cpu Y"), run("000", seed=1), run("000", protocol=changed("update.steps", 3))])
+
+    assert [row.machines for row in found.rows] == [("cpu X", "cpu Y"), ("cpu X",)]
+    assert found.equal_conditions
 
 
 def test_rows_are_paired_with_the_first_by_task(run: Build) -> None:

@@ -88,6 +88,9 @@ def _print_spent(found: RunComparison) -> None:
         both.add_row(*cells(row.name, *map(percent, rates), *(percent(rate.share.get(stage)) for stage in _STAGES)))
     output().print(used)
     output().print(both)
+    machines = {machine for row in found.rows for machine in row.machines}
+    if len(machines) > 1:
+        say(f"warning times of different machines do not compare: {plain(sorted(machines))}")
 
 
 def _interval(found: Interval | None) -> str:

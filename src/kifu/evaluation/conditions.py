@@ -13,7 +13,7 @@ class Condition(StrEnum):
     """What must be equal before a difference in success speaks of the methods."""
 
     ENVIRONMENT = "environment"
-    """The whole environment layer, and on what and how is evaluated."""
+    """The whole environment layer but for what a cut is worth, and on what and how is evaluated."""
     MODEL = "model"
     """The whole policy layer: weights, tokenizer, decoding, controller, memory."""
     BUDGET = "budget"
@@ -24,6 +24,7 @@ class Condition(StrEnum):
     """What counts as one example in the loss."""
 
 
+_FIELDS = {"update.reduction": Condition.REDUCTION, "environment.on_truncation": None}
 _LAYERS = {"environment": Condition.ENVIRONMENT, "evaluation": Condition.ENVIRONMENT, "policy": Condition.MODEL}
 _WORLD = ("id", "version", "options", "tasks_digest", "source")
 """Fields of the environment layer that say what a task is."""
@@ -65,4 +66,4 @@ def difference(condition: Condition | None, field: str, values: Sequence[object]
 
 
 def _condition(field: str) -> Condition | None:
-    return Condition.REDUCTION if field == "update.reduction" else _LAYERS.get(field.partition(".")[0])
+    return _FIELDS[field] if field in _FIELDS else _LAYERS.get(field.partition(".")[0])

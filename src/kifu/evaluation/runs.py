@@ -31,6 +31,9 @@ from kifu.monitor import (
 )
 from kifu.records import Purpose, Trajectory
 
+_MACHINE = ("cpu", "cores", "threads", "device")
+"""What of a run's machine its times depend on."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FinishedRun:
@@ -46,6 +49,8 @@ class FinishedRun:
     after: Sequence[Trajectory]
     """Its last one."""
     metrics: Sequence[dict[str, Any]]
+    machine: str
+    """Its processor and the threads that were used."""
 
     @classmethod
     def read(cls, root: Path | str) -> "FinishedRun":
@@ -85,6 +90,7 @@ class FinishedRun:
             before=evaluations[min(evaluations)],
             after=evaluations[max(evaluations)],
             metrics=read_metrics(folder.metrics) if folder.metrics.exists() else [],
+            machine=", ".join(f"{name} {began.machine.get(name, 'unknown')}" for name in _MACHINE),
         )
 
     @property
@@ -142,6 +148,8 @@ class Row:
     after: Interval | None
     by_seed: tuple[tuple[Success, Success], ...]
     """Before and after of every run, with its own interval."""
+    machines: tuple[str, ...]
+    """On which its times were measured; CPU-seconds and rates of different ones do not compare."""
     used: Used
     efficiency: Efficiency
     """Of training; seconds are those in which rollouts were collected."""
@@ -163,6 +171,7 @@ class Row:
                 {"seed": seed, "before": before.to_json(), "after": after.to_json()}
                 for seed, (before, after) in zip(self.seeds, self.by_seed, strict=True)
             ],
+            "machines": list(self.machines),
             "used": self.used.to_json(),
             "efficiency": self.efficiency.to_json(),
             "against_first": None if self.against_first is None else self.against_first.to_json(),
@@ -269,6 +278,7 @@ def _row(name: str, side: Sequence[FinishedRun], *, first: Sequence[FinishedRun]
         before=success_over_runs([run.before for run in side]),
         after=success_over_runs([run.after for run in side]),
         by_seed=tuple((Success.of(run.before), Success.of(run.after)) for run in side),
+        machines=tuple(sorted({run.machine for run in side})),
         used=Used.of(side),
         efficiency=Efficiency.of(
             [item for run in side for item in run.training], seconds=collection_s(metrics), share=time_shares(metrics)
