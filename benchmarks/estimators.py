@@ -43,7 +43,7 @@ from kifu.lab import (
     policy_rows,
 )
 from kifu.objectives import ImportanceRatio, PolicyObjective, SequenceRatio, Terms
-from kifu.training.crediting import Member, credit_groups
+from kifu.training.update.crediting import Member, credit_groups
 
 BEGIN, END = "<!-- methods: begin -->", "<!-- methods: end -->"
 STALENESS = (0, 1, 2, 3, 4)

@@ -18,8 +18,8 @@ from pathlib import Path
 
 from kifu.envs.suites.key_door import BUDGET, memoryless_optimum
 from kifu.evaluation import EvaluationSummary
-from kifu.training.experiment import load_experiment
-from kifu.training.machine import this_cpu
+from kifu.training.experiment.machine import this_cpu
+from kifu.training.experiment.reading import load_experiment
 from kifu.training.run import train
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "key_door.toml"

@@ -32,7 +32,7 @@ from kifu.credit.branching import Independent
 from kifu.credit.sources import FreshRollouts, RefreshedPairs, SuccessReplay
 from kifu.evaluation import Interval, clustered_wilson, wilson
 from kifu.monitor import read_metrics
-from kifu.training.machine import this_cpu
+from kifu.training.experiment.machine import this_cpu
 
 TOP = Path(__file__).parents[1]
 PAGE = TOP / "docs" / "results" / "methods.md"

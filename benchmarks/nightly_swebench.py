@@ -21,8 +21,8 @@ from typing import Any
 
 import platformdirs
 
-from kifu.envs.instances import Instances
 from kifu.envs.linting import lint_repair
+from kifu.envs.repositories.instances import Instances
 from kifu.envs.suites.code_repair import CodeRepair, repairs
 from kifu.records import ToolCall, Verdict
 from kifu.sandbox import Tree

@@ -28,11 +28,11 @@ from kifu.records import Group, Purpose, RolloutKey, ToolCall, Trajectory
 from kifu.render import ToolView, load_renderer
 from kifu.render.dialects.jsoncall import JsonCall
 from kifu.rollout import Script, run_rollout
-from kifu.training.experiment import load_experiment
-from kifu.training.layers import LabellingStage
-from kifu.training.prepare import Prepared, prepare
-from kifu.training.process_model import FittedProcess, fit_process_model, style_changes
+from kifu.training.experiment.layers import LabellingStage
+from kifu.training.experiment.prepare import Prepared, prepare
+from kifu.training.experiment.reading import load_experiment
 from kifu.training.run import train
+from kifu.training.update.process_model import FittedProcess, fit_process_model, style_changes
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 VARIANTS = {

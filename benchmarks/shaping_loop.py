@@ -36,8 +36,8 @@ from kifu.envs.optimal import (
 from kifu.envs.suites.key_door import BUDGET, COLOURS, KeyDoor, model
 from kifu.records import Purpose, StopReason, ToolCall, Trajectory
 from kifu.records.reader import RunReader
-from kifu.training.experiment import load_experiment
-from kifu.training.machine import this_cpu
+from kifu.training.experiment.machine import this_cpu
+from kifu.training.experiment.reading import load_experiment
 from kifu.training.run import train
 
 TOP = Path(__file__).parents[1]

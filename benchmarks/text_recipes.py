@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kifu.monitor import read_metrics
-from kifu.training.machine import this_cpu
+from kifu.training.experiment.machine import this_cpu
 
 BEFORE_AT_MOST, AFTER_AT_LEAST = 0.35, 0.95
 

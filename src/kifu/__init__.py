@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from kifu.models.resolve import pull
     from kifu.records.outcome import StopReason, Verdict
     from kifu.records.turns import ToolCall
-    from kifu.training.auditing import audit
-    from kifu.training.experiment import load_experiment
+    from kifu.training.experiment.reading import load_experiment
+    from kifu.training.inspection.audit import audit
     from kifu.training.run import resume
     from kifu.training.simple import evaluate, train
 
@@ -32,10 +32,10 @@ _TABLE = {
     "ToolCall": "kifu.records.turns:ToolCall",
     "Verdict": "kifu.records.outcome:Verdict",
     "agent": "kifu.gateway.outside:agent",
-    "audit": "kifu.training.auditing:audit",
+    "audit": "kifu.training.inspection.audit:audit",
     "compare": "kifu.evaluation.runs:compare_runs",
     "evaluate": "kifu.training.simple:evaluate",
-    "load_experiment": "kifu.training.experiment:load_experiment",
+    "load_experiment": "kifu.training.experiment.reading:load_experiment",
     "pull": "kifu.models.resolve:pull",
     "resume": "kifu.training.run:resume",
     "reward": "kifu.envs.rewards:reward",

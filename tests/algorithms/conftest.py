@@ -12,7 +12,7 @@ from kifu.algorithms import Algorithm
 from kifu.credit import Episode, TurnFacts
 from kifu.credit.reading import RewardRules
 from kifu.objectives import Loss, PolicyObjective, Terms
-from kifu.training.crediting import Credited, CreditedUpdate, Member, credit_groups
+from kifu.training.update.crediting import Credited, CreditedUpdate, Member, credit_groups
 
 
 @pytest.fixture

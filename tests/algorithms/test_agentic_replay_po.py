@@ -15,9 +15,9 @@ from kifu.objectives import Terms
 from kifu.records import RolloutKey
 from kifu.testing.trial_records import record_of, records_of
 from kifu.testing.trials import Shape, Tabular, make_groups
-from kifu.training.assemble import Assembled, assemble
-from kifu.training.borrowed import Borrowed
-from kifu.training.replay import SuccessBuffer
+from kifu.training.update.assemble import Assembled, assemble
+from kifu.training.update.borrowed import Borrowed
+from kifu.training.update.success_buffer import SuccessBuffer
 
 Make = Callable[..., Episode]
 

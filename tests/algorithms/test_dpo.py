@@ -11,7 +11,7 @@ from kifu.algorithms import TurnCredit, build_algorithm
 from kifu.credit import Episode, StoredPairs
 from kifu.credit.reading import RewardRules
 from kifu.objectives import Terms
-from kifu.training.crediting import Member, credit_groups
+from kifu.training.update.crediting import Member, credit_groups
 
 Known = Callable[..., Episode]
 

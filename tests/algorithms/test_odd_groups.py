@@ -10,7 +10,7 @@ import pytest
 
 from kifu.algorithms import ALGORITHMS, build_algorithm
 from kifu.credit import Episode, TurnFacts
-from kifu.training.explaining import explain_file
+from kifu.training.inspection.explain import explain_file
 
 Json = dict[str, Any]
 Train = Callable[..., Any]

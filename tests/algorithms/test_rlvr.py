@@ -15,7 +15,7 @@ from kifu.credit import Episode
 from kifu.credit.reading import RewardRules
 from kifu.errors import UsageError
 from kifu.objectives import PolicyObjective
-from kifu.training.explaining import explain_file
+from kifu.training.inspection.explain import explain_file
 
 Known = Callable[..., Episode]
 Train = Callable[..., Any]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from kifu.algorithms import ALGORITHMS, build_algorithm
-from kifu.training.experiment import load_experiment
+from kifu.training.experiment.reading import load_experiment
 
 TOP = Path(__file__).resolve().parents[2]
 SCRIPT = TOP / "benchmarks" / "methods.py"

@@ -62,7 +62,7 @@ import os, signal
 signal.signal(signal.SIGINT, signal.default_int_handler)
 from pathlib import Path
 import kifu.training.run as module
-from kifu.training.experiment import load_experiment
+from kifu.training.experiment.reading import load_experiment
 
 def pressed(*args, **kwargs):
     {happens}

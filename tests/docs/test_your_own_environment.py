@@ -11,7 +11,7 @@ from kifu import audit, load_experiment
 from kifu.envs import SPLITS, resolve_environment
 from kifu.records import Origin, RunReader
 from kifu.testing import check_env
-from kifu.training.replaying import replay_run
+from kifu.training.inspection.replay import replay_run
 from kifu.training.run import train
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "your_own_environment.md").read_text()

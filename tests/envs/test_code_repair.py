@@ -10,10 +10,10 @@ from typing import ClassVar
 import pytest
 
 from kifu.envs import Task
-from kifu.envs.bugs import BugMaker, Difficulty
-from kifu.envs.mutation import is_exact, mutated, mutations
-from kifu.envs.packages import Package, unpack
-from kifu.envs.repairs import edits
+from kifu.envs.repositories.bugs import BugMaker, Difficulty
+from kifu.envs.repositories.mutation import is_exact, mutated, mutations
+from kifu.envs.repositories.packages import Package, unpack
+from kifu.envs.repositories.repairs import edits
 from kifu.envs.suites.code_repair import TURNS, CodeRepair, task_of
 from kifu.errors import UsageError
 from kifu.records import StopReason, ToolCall, Trust

@@ -11,10 +11,10 @@ from typing import ClassVar
 import pytest
 
 from kifu.envs import Task
-from kifu.envs.bugs import BugMaker
 from kifu.envs.linting import lint_repair, lint_task, planted
-from kifu.envs.packages import Package, unpack
-from kifu.envs.repairs import RepairCase
+from kifu.envs.repositories.bugs import BugMaker
+from kifu.envs.repositories.packages import Package, unpack
+from kifu.envs.repositories.repairs import RepairCase
 from kifu.envs.suites.code_repair import CodeRepair
 from kifu.errors import ArgumentError, UsageError, VerifierFailure
 from kifu.records import Verdict

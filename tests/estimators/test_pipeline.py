@@ -24,9 +24,9 @@ from kifu.engines.recurrent import ActorCritic, Options, RecurrentTrainer
 from kifu.policy import AdamW, Generation, Request, ScoreRequest, Scores, Weights
 from kifu.records import Finish, Group, RolloutKey, Support, SupportKind, Trajectory, as_floats, as_ints
 from kifu.rollout import run_rollout
-from kifu.training.assemble import assemble
-from kifu.training.experiment import load_experiment
-from kifu.training.prepare import Prepared, prepare
+from kifu.training.experiment.prepare import Prepared, prepare
+from kifu.training.experiment.reading import load_experiment
+from kifu.training.update.assemble import assemble
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "corridor.toml"
 LEFT, RIGHT, CELLS = 0, 1, 2

@@ -13,8 +13,8 @@ from kifu.credit.reading import read_episode
 from kifu.engines import build_engine
 from kifu.records import RolloutKey, StopReason, Trajectory
 from kifu.rollout import run_rollout
-from kifu.training.experiment import load_experiment
-from kifu.training.prepare import Prepared, prepare
+from kifu.training.experiment.prepare import Prepared, prepare
+from kifu.training.experiment.reading import load_experiment
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "key_door.toml"
 ROLLOUTS = 64

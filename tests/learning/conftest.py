@@ -9,8 +9,8 @@ import pytest
 from kifu.policy import Engine
 from kifu.records import Group, RolloutKey
 from kifu.rollout import run_rollout
-from kifu.training.experiment import Loaded, load_experiment
-from kifu.training.prepare import Prepared, prepare
+from kifu.training.experiment.prepare import Prepared, prepare
+from kifu.training.experiment.reading import Loaded, load_experiment
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from kifu.lab import exact_exits
-from kifu.training.experiment import Loaded
+from kifu.training.experiment.reading import Loaded
 from kifu.training.run import train
 
 

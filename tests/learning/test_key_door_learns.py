@@ -9,7 +9,7 @@ from kifu.envs.suites.key_door import memoryless_optimum
 from kifu.evaluation import EvaluationSummary
 from kifu.records import RunReader, StopReason
 from kifu.records.plan import read_plan
-from kifu.training.experiment import Loaded
+from kifu.training.experiment.reading import Loaded
 from kifu.training.run import train
 
 RecipeFile = Callable[..., Loaded]

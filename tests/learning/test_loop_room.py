@@ -21,10 +21,10 @@ from kifu.objectives import Loss, Terms, value_loss
 from kifu.policy import AdamW, Engine, ScoreRequest, Weights
 from kifu.records import Group, StopReason, as_ints
 from kifu.records.weights import WeightStore
-from kifu.training.assemble import assemble
-from kifu.training.experiment import Loaded
-from kifu.training.prepare import Prepared
+from kifu.training.experiment.prepare import Prepared
+from kifu.training.experiment.reading import Loaded
 from kifu.training.run import train
+from kifu.training.update.assemble import assemble
 
 Recipe = Callable[..., Prepared]
 Collect = Callable[..., list[Group]]

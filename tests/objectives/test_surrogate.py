@@ -217,7 +217,7 @@ def test_a_token_without_credit_has_exactly_no_gradient(build_terms: Build) -> N
 @pytest.mark.parametrize("settings", [{"low": -0.1}, {"low": 1.1}, {"high": -0.1}, {"dual": 1.0}, {"low": nan}])
 def test_bounds_that_cannot_be_meant_are_refused(kind: Callable[..., Surrogate], settings: dict[str, float]) -> None:
     """No bound is below 0 or on the wrong side of 1, the dual bound lies above 1."""
-    with pytest.raises(ArgumentError, match="a ratio is never below 0|the dual clip"):
+    with pytest.raises(ArgumentError, match=r"a ratio is never below 0|the dual clip"):
         kind(level=TokenRatio(), **settings)
 
 

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from kifu.records.audit import audit_run
-from kifu.training.experiment import load_experiment
+from kifu.training.experiment.reading import load_experiment
 from kifu.training.run import train
 
 Json = dict[str, Any]

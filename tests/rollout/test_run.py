@@ -20,7 +20,7 @@ from kifu.records import Finish, Group, Origin, StopReason, TaskRef, Trajectory,
 from kifu.records.ledger import Bucket
 from kifu.render import ChatRenderer, SymbolRenderer
 from kifu.rollout import Limits, Script, Setting
-from kifu.training.assemble import assemble
+from kifu.training.update.assemble import assemble
 
 MakeSetting: TypeAlias = Callable[..., Setting]
 Attempt: TypeAlias = Callable[..., Awaitable[Trajectory]]

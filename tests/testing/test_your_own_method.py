@@ -14,7 +14,7 @@ from kifu.cli import app
 from kifu.credit import Episode
 from kifu.credit.reading import RewardRules
 from kifu.testing import check_algorithm
-from kifu.training.experiment import load_experiment
+from kifu.training.experiment.reading import load_experiment
 from kifu.training.run import train
 
 TOP = Path(__file__).parents[2]

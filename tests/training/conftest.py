@@ -29,7 +29,7 @@ from kifu.records import (
     as_floats,
     as_ints,
 )
-from kifu.training.experiment import Loaded, load_experiment
+from kifu.training.experiment.reading import Loaded, load_experiment
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 

@@ -19,8 +19,8 @@ from kifu.errors import InterruptedRun
 from kifu.records.rows import to_table
 from kifu.records.store import RunStore
 from kifu.records.weights import WeightStore
-from kifu.training.collect import Collector
-from kifu.training.experiment import load_experiment
+from kifu.training.collection.collect import Collector
+from kifu.training.experiment.reading import load_experiment
 from kifu.training.loop import Loop
 from kifu.training.run import resume, train
 

@@ -12,8 +12,8 @@ from kifu.envs.suites.key_door import KeyDoor
 from kifu.errors import ExperimentError, FailureRateError
 from kifu.records import Verdict
 from kifu.records.reader import RunReader
-from kifu.training.experiment import Loaded
-from kifu.training.prepare import prepare
+from kifu.training.experiment.prepare import prepare
+from kifu.training.experiment.reading import Loaded
 from kifu.training.run import train
 
 HERE = Path(__file__).resolve()

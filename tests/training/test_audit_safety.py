@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from kifu.agents import ToolCallingAgent
 from kifu.cli.evaluate import app
+from kifu.envs.calling.waiting import to_end
 from kifu.envs.suites.outbox import Outbox, OutboxDirect, OutboxShadow
-from kifu.envs.waiting import to_end
 from kifu.evaluation import EffectAudit
 from kifu.models import ModelFolder
 from kifu.policy import Request, ScriptedSampler
@@ -22,8 +22,8 @@ from kifu.render import DIALECTS, ChatRenderer, load_renderer
 from kifu.rollout import Setting, run_rollout
 from kifu.sandbox import EFFECTS, EffectFile, read_effects
 from kifu.training.effects_audit import effects_problems
-from kifu.training.evaluate import Evaluation, evaluate
-from kifu.training.experiment import load_experiment
+from kifu.training.experiment.reading import load_experiment
+from kifu.training.inspection.evaluate import Evaluation, evaluate
 from kifu.training.run import train
 
 Policy: TypeAlias = Callable[[str, list[str], bool], str]

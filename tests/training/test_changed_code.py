@@ -7,10 +7,10 @@ import pytest
 
 from kifu.envs.files import LOADED_FROM_FILE
 from kifu.errors import ExperimentError
-from kifu.training.auditing import audit
-from kifu.training.evaluate import Evaluation, evaluate
-from kifu.training.experiment import Loaded
-from kifu.training.replaying import replay_run
+from kifu.training.experiment.reading import Loaded
+from kifu.training.inspection.audit import audit
+from kifu.training.inspection.evaluate import Evaluation, evaluate
+from kifu.training.inspection.replay import replay_run
 from kifu.training.run import resume, train
 
 WORLD = """from kifu.envs.suites.key_door import KeyDoor

@@ -10,11 +10,11 @@ import pytest
 
 from kifu.errors import ExperimentError
 from kifu.models import pull
-from kifu.training.auditing import audit
-from kifu.training.evaluate import Evaluation, evaluate
-from kifu.training.experiment import load_experiment
-from kifu.training.exporting import export_hf
-from kifu.training.replaying import replay_run
+from kifu.training.experiment.reading import load_experiment
+from kifu.training.inspection.audit import audit
+from kifu.training.inspection.evaluate import Evaluation, evaluate
+from kifu.training.inspection.export import export_hf
+from kifu.training.inspection.replay import replay_run
 from kifu.training.run import resume, train
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "key_door_text.toml"

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from kifu.algorithms import ALGORITHMS, build_algorithm, options_of
 from kifu.errors import UsageError
 from kifu.objectives import ConstantNormalizer, PairMean
-from kifu.training.explaining import explain_file
+from kifu.training.inspection.explain import explain_file
 
 Json = dict[str, Any]
 Place = tuple[str | int, ...]

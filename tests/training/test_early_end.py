@@ -8,8 +8,8 @@ import pytest
 
 from kifu.records import Purpose, StopReason, read_plan
 from kifu.records.reader import RunReader
-from kifu.training.auditing import audit
-from kifu.training.experiment import Loaded
+from kifu.training.experiment.reading import Loaded
+from kifu.training.inspection.audit import audit
 from kifu.training.run import train
 
 

@@ -9,9 +9,9 @@ import pytest
 
 from kifu.algorithms import ALGORITHMS
 from kifu.errors import ExperimentError
-from kifu.training.auditing import audit
-from kifu.training.experiment import parse_experiment
-from kifu.training.prepare import prepare
+from kifu.training.experiment.prepare import prepare
+from kifu.training.experiment.reading import parse_experiment
+from kifu.training.inspection.audit import audit
 from kifu.training.run import train
 
 TOP = Path(__file__).parents[2]

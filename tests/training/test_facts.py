@@ -22,10 +22,10 @@ from kifu.records import Origin, Purpose, StopReason, Trajectory, as_floats, con
 from kifu.records.reader import RunReader
 from kifu.render import DIALECTS, Message, load_renderer
 from kifu.rollout import Conversation, Prompt, Scoring, with_facts
-from kifu.training.experiment import Loaded, load_experiment
-from kifu.training.explaining import explain_step
+from kifu.training.experiment.prepare import prepare
+from kifu.training.experiment.reading import Loaded, load_experiment
+from kifu.training.inspection.explain import explain_step
 from kifu.training.observe import Observer
-from kifu.training.prepare import prepare
 from kifu.training.run import resume, train
 
 Load = Callable[..., Loaded]

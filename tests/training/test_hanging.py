@@ -9,8 +9,8 @@ import pytest
 from kifu.envs import Task
 from kifu.errors import EnvironmentFailure
 from kifu.records.reader import RunReader
-from kifu.training.experiment import Loaded
-from kifu.training.prepare import prepare
+from kifu.training.experiment.prepare import prepare
+from kifu.training.experiment.reading import Loaded
 from kifu.training.run import train
 
 WORLDS = Path(__file__).with_name("hanging_worlds.py")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kifu.training.explaining import explain_file
+from kifu.training.inspection.explain import explain_file
 
 Attempt = dict[str, Any]
 

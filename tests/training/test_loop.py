@@ -26,8 +26,8 @@ from kifu.records.plan import read_plan
 from kifu.records.reader import RunReader
 from kifu.records.weights import WeightStore
 from kifu.training.checkpoint import list_checkpoints, load_checkpoint
-from kifu.training.experiment import Loaded
-from kifu.training.prepare import prepare
+from kifu.training.experiment.prepare import prepare
+from kifu.training.experiment.reading import Loaded
 from kifu.training.run import resume, train
 
 Load = Callable[..., Loaded]

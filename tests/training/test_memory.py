@@ -13,9 +13,9 @@ from kifu.cli.show import app
 from kifu.dashboard import write_report
 from kifu.records import Json, Purpose, Trajectory
 from kifu.records.reader import RunReader
-from kifu.training.auditing import audit
-from kifu.training.experiment import load_experiment
-from kifu.training.replaying import replay_run, replay_trajectory
+from kifu.training.experiment.reading import load_experiment
+from kifu.training.inspection.audit import audit
+from kifu.training.inspection.replay import replay_run, replay_trajectory
 from kifu.training.run import reopen, train
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "key_door_text_sft.toml"

@@ -9,7 +9,7 @@ import pytest
 
 from kifu.monitor import undocumented
 from kifu.records.plan import read_plan
-from kifu.training.experiment import Loaded
+from kifu.training.experiment.reading import Loaded
 from kifu.training.run import train
 
 Load = Callable[..., Loaded]

@@ -15,9 +15,9 @@ from kifu.records import Group, Origin, Purpose, TaskRef, Trajectory
 from kifu.records.audit import audit_run
 from kifu.records.plan import read_plan
 from kifu.records.reader import RunReader
-from kifu.training.assemble import Assembled, assemble
-from kifu.training.experiment import Loaded
+from kifu.training.experiment.reading import Loaded
 from kifu.training.run import train
+from kifu.training.update.assemble import Assembled, assemble
 
 Make = Callable[..., Trajectory]
 Load = Callable[..., Loaded]

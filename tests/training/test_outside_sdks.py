@@ -10,8 +10,8 @@ import pytest
 
 import kifu
 from kifu.records import Purpose, RunReader
-from kifu.training.auditing import audit
-from kifu.training.experiment import load_experiment
+from kifu.training.experiment.reading import load_experiment
+from kifu.training.inspection.audit import audit
 from kifu.training.run import train
 from sdk_envs import interpreter
 

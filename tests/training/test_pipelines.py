@@ -10,8 +10,8 @@ import pytest
 from kifu.records import Purpose
 from kifu.records.plan import PlanRow, read_plan
 from kifu.records.reader import RunReader
-from kifu.training.auditing import audit
-from kifu.training.experiment import parse_experiment
+from kifu.training.experiment.reading import parse_experiment
+from kifu.training.inspection.audit import audit
 from kifu.training.run import train
 
 PAGE = Path(__file__).parents[2] / "docs" / "experiment.md"

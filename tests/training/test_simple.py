@@ -12,7 +12,7 @@ import pytest
 import kifu
 from kifu.errors import ExperimentError, UsageError
 from kifu.records import RunReader
-from kifu.training.prepare import prepare
+from kifu.training.experiment.prepare import prepare
 from kifu.training.simple import fill
 
 SOURCE = '''

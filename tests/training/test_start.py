@@ -8,7 +8,7 @@ import pytest
 
 from kifu.errors import ExperimentError, ModelError
 from kifu.models import ModelFolder
-from kifu.training.experiment import Loaded, load_experiment
+from kifu.training.experiment.reading import Loaded, load_experiment
 from kifu.training.run import train
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "key_door_text.toml"

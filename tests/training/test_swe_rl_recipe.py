@@ -5,8 +5,8 @@ from pathlib import Path
 
 from kifu.records import Purpose
 from kifu.records.reader import RunReader
-from kifu.training.auditing import audit
-from kifu.training.experiment import load_experiment
+from kifu.training.experiment.reading import load_experiment
+from kifu.training.inspection.audit import audit
 from kifu.training.run import train
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "swe_rl_like.toml"

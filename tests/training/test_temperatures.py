@@ -9,10 +9,10 @@ from kifu.errors import ExperimentError
 from kifu.monitor import read_metrics
 from kifu.records import Origin, Purpose, Trajectory
 from kifu.records.reader import RunReader
-from kifu.training.auditing import audit
-from kifu.training.evaluate import Evaluation, evaluate
-from kifu.training.experiment import Loaded
-from kifu.training.prepare import prepare
+from kifu.training.experiment.prepare import prepare
+from kifu.training.experiment.reading import Loaded
+from kifu.training.inspection.audit import audit
+from kifu.training.inspection.evaluate import Evaluation, evaluate
 from kifu.training.run import train
 
 Load = Callable[..., Loaded]

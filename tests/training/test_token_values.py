@@ -9,9 +9,9 @@ from kifu.errors import ExperimentError
 from kifu.records import Purpose
 from kifu.records.plan import PlanLine, read_plan
 from kifu.records.reader import RunReader
-from kifu.training.experiment import Loaded, load_experiment
-from kifu.training.explaining import explain_step
-from kifu.training.prepare import prepare
+from kifu.training.experiment.prepare import prepare
+from kifu.training.experiment.reading import Loaded, load_experiment
+from kifu.training.inspection.explain import explain_step
 from kifu.training.run import train
 
 Load = Callable[..., Loaded]

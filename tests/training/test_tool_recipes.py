@@ -8,10 +8,10 @@ import pytest
 from kifu.records import Origin, Purpose, Trajectory
 from kifu.records.plan import read_plan
 from kifu.records.reader import RunReader
-from kifu.training.assemble import bare_rows
-from kifu.training.auditing import audit
-from kifu.training.experiment import load_experiment
+from kifu.training.experiment.reading import load_experiment
+from kifu.training.inspection.audit import audit
 from kifu.training.run import train
+from kifu.training.update.assemble import bare_rows
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 STAGES = {"search_r1_like": ["format", "search"], "retool_like": ["cold_start", "interpreter"]}

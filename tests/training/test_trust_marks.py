@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from kifu.errors import ExperimentError
-from kifu.training.experiment import Loaded, load_experiment
-from kifu.training.prepare import Prepared, prepare
+from kifu.training.experiment.prepare import Prepared, prepare
+from kifu.training.experiment.reading import Loaded, load_experiment
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "outbox.toml"
 UNMARKED = "policy.prompt.trust='none'"

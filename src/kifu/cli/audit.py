@@ -8,7 +8,7 @@ import typer
 from kifu.cli.application import Application
 from kifu.cli.console import AsJson, document, guarded, say
 from kifu.cli.progress import counting
-from kifu.training.auditing import audit as audit_run
+from kifu.training.inspection.audit import audit as audit_run
 
 app = Application()
 _SHOWN = 20

@@ -8,7 +8,7 @@ import typer
 from kifu.cli.application import Application
 from kifu.cli.console import AsJson, cells, document, duration, grid, guarded, output, percent, say, size
 from kifu.errors import UsageError
-from kifu.training.experiment import json_schema, load_experiment
+from kifu.training.experiment.reading import json_schema, load_experiment
 from kifu.training.preflight import Preflight, preflight
 
 app = Application()

@@ -9,7 +9,7 @@ from rich.table import Table
 from kifu.cli.application import Application
 from kifu.cli.console import AsJson, cells, document, grid, guarded, output, plain, say
 from kifu.errors import UsageError
-from kifu.training.explaining import explain_file, explain_step
+from kifu.training.inspection.explain import explain_file, explain_step
 
 app = Application()
 

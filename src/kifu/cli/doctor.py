@@ -10,8 +10,8 @@ from typing import Any
 from kifu.cli.application import Application
 from kifu.cli.console import AsJson, document, guarded, plain, say, size
 from kifu.models import cache_root
-from kifu.training.layers import MachineTable
-from kifu.training.machine import resolve_machine, this_cpu
+from kifu.training.experiment.layers import MachineTable
+from kifu.training.experiment.machine import resolve_machine, this_cpu
 
 app = Application()
 _PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "pyarrow")

@@ -8,7 +8,7 @@ import typer
 
 from kifu.cli.application import Application
 from kifu.cli.console import AsJson, cells, document, grid, guarded, output, say
-from kifu.envs.commits import Filters, HeldOut, mine_commits
+from kifu.envs.repositories.commits import Filters, HeldOut, mine_commits
 from kifu.errors import UsageError
 
 app = Application()

@@ -11,8 +11,8 @@ from kifu.cli.progress import counting
 from kifu.cli.results import success_line, warnings
 from kifu.errors import FailureRateError
 from kifu.evaluation import BestOf, EffectAudit, EvaluationSummary
-from kifu.training.evaluate import Evaluation
-from kifu.training.evaluate import evaluate as evaluate_run
+from kifu.training.inspection.evaluate import Evaluation
+from kifu.training.inspection.evaluate import evaluate as evaluate_run
 
 app = Application()
 

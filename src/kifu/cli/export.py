@@ -9,7 +9,7 @@ from kifu.cli.application import Application
 from kifu.cli.console import AsJson, document, guarded, say
 from kifu.dashboard import decoder_of
 from kifu.monitor import RunFolder
-from kifu.training.exporting import export_atif, export_hf, export_messages
+from kifu.training.inspection.export import export_atif, export_hf, export_messages
 
 app = Application()
 

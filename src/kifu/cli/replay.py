@@ -8,7 +8,7 @@ import typer
 from kifu.cli.application import Application
 from kifu.cli.console import AsJson, document, guarded, say
 from kifu.cli.progress import counting
-from kifu.training.replaying import replay_run
+from kifu.training.inspection.replay import replay_run
 
 app = Application()
 

@@ -8,7 +8,7 @@ import typer
 from kifu.cli.application import Application
 from kifu.cli.console import AsJson, guarded
 from kifu.cli.results import show_result
-from kifu.training.experiment import load_experiment
+from kifu.training.experiment.reading import load_experiment
 from kifu.training.run import train as run_experiment
 
 app = Application()

@@ -1,10 +1,10 @@
 """Environments and tasks: contracts, tools, the built-in suites."""
 
+from kifu.envs.calling.guard import Called, GuardedEnvironment
+from kifu.envs.calling.pool import WorkerPool
 from kifu.envs.contract import Environment, digest_state
 from kifu.envs.gate import Attempt, Attempts, Gate, Mode, Purpose, Status
 from kifu.envs.gated import Gated
-from kifu.envs.guard import Called, GuardedEnvironment
-from kifu.envs.pool import WorkerPool
 from kifu.envs.registry import ENVIRONMENTS, resolve_environment
 from kifu.envs.spec import Capabilities, Component, Observation, Reply, Snapshot, SnapshotKind, Task, ToolSpec
 from kifu.envs.splits import SPLITS, in_share, split_range

@@ -6,12 +6,12 @@ from itertools import islice
 from math import sqrt
 from statistics import fmean, stdev
 
+from kifu.envs.calling.guard import GuardedEnvironment
+from kifu.envs.calling.waiting import to_end
 from kifu.envs.contract import Environment
-from kifu.envs.guard import GuardedEnvironment
 from kifu.envs.play import Episode, PlayAgent, play, scripted, silent, uniform_agent
 from kifu.envs.spec import Task
 from kifu.envs.splits import SPLITS
-from kifu.envs.waiting import to_end
 from kifu.errors import BoundaryError
 from kifu.records import Json, ToolCall
 

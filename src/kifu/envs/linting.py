@@ -7,7 +7,7 @@ from pathlib import Path
 
 from kifu.envs.adapters.harbor.folder import HarborTask, read_harbor
 from kifu.envs.adapters.harbor.judge import by_script, image_of_task, solution_script
-from kifu.envs.instances import Instances
+from kifu.envs.repositories.instances import Instances
 from kifu.envs.spec import Task
 from kifu.envs.suites.code_repair import CodeRepair, repairs, task_of
 from kifu.errors import UsageError
@@ -65,7 +65,8 @@ def lint_task(name: str) -> LintReport:
 
     Args:
         name: ``code_repair/PACKAGE-SEED-1``, a planted bug; ``SHEET.toml#INSTANCE``, an instance of SWE-bench or
-            SWE-smith (see `kifu.envs.instances`), without ``#INSTANCE`` the only one; a task folder of Harbor.
+            SWE-smith (see `kifu.envs.repositories.instances`), without ``#INSTANCE`` the only one; a task folder of
+            Harbor.
 
     Raises:
         UsageError: it names no task, or one that cannot be linted.

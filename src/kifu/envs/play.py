@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from kifu.envs.guard import Called, GuardedEnvironment
+from kifu.envs.calling.guard import Called, GuardedEnvironment
 from kifu.envs.spec import Observation, Task
 from kifu.envs.tools import finite_calls
 from kifu.records import StopReason, ToolCall, Verdict

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from kifu.envs import Environment, SnapshotKind, ToolSpec
+from kifu.envs.calling.guard import GuardedEnvironment
 from kifu.envs.contract import canonical_state, digest_state
-from kifu.envs.guard import GuardedEnvironment
 from kifu.envs.segments import read_state
 from kifu.errors import AgentFailure, EnvironmentFailure, ExperimentError
 from kifu.records import Branch, Event, Origin, Span, ToolCall, ToolResult, Trajectory, Turn

@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from kifu.envs.guard import Called
+from kifu.envs.calling.guard import Called
 from kifu.records import (
     Action,
     Estimate,

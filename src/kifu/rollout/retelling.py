@@ -5,7 +5,7 @@ is compared. The policy's messages are read from their tokens.
 """
 
 from kifu.envs import Task
-from kifu.envs.guard import GuardedEnvironment
+from kifu.envs.calling.guard import GuardedEnvironment
 from kifu.errors import EnvironmentFailure
 from kifu.records import Trajectory
 from kifu.render import Message, with_trust

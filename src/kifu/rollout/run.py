@@ -6,8 +6,8 @@ from contextlib import suppress
 from dataclasses import replace
 
 from kifu.envs import Task
+from kifu.envs.calling.guard import GuardedEnvironment
 from kifu.envs.contract import canonical_state
-from kifu.envs.guard import GuardedEnvironment
 from kifu.errors import (
     AgentFailure,
     BoundaryError,

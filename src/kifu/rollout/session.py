@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from kifu.envs import Task, ToolSpec
-from kifu.envs.guard import Called, GuardedEnvironment
+from kifu.envs.calling.guard import Called, GuardedEnvironment
 from kifu.errors import EngineFailure, EnvironmentFailure, crossing
 from kifu.policy import Generation, Request, Sampler, ScoreRequest
 from kifu.records import (

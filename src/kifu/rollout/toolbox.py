@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from kifu.agents import Answer, Memory, MemoryRule
 from kifu.envs import ToolSpec
-from kifu.envs.guard import Called, GuardedEnvironment
+from kifu.envs.calling.guard import Called, GuardedEnvironment
 from kifu.envs.text import clip, visible
 from kifu.errors import EnvironmentFailure
 from kifu.records import Event, ToolCall, ToolResult, Turn

@@ -36,9 +36,9 @@ from kifu.testing.trials import (
     summed_loss,
     terms_of,
 )
-from kifu.training.assemble import assemble
-from kifu.training.borrowed import Scored
-from kifu.training.crediting import CreditedUpdate
+from kifu.training.update.assemble import assemble
+from kifu.training.update.borrowed import Scored
+from kifu.training.update.crediting import CreditedUpdate
 
 TOLERANCE = 1e-9
 """Largest norm of a difference, relative to the norm: sums in another order, nothing else."""

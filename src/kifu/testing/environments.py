@@ -11,8 +11,8 @@ from itertools import islice
 import numpy as np
 
 from kifu.envs import SPLITS, Environment, GuardedEnvironment, SnapshotKind, Task, ToolSpec
+from kifu.envs.calling.waiting import to_end
 from kifu.envs.play import Episode, PlayAgent, play, scripted, silent, uniform_agent
-from kifu.envs.waiting import to_end
 from kifu.errors import KifuError, VerifierFailure
 from kifu.records import ToolCall
 

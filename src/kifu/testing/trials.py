@@ -17,7 +17,7 @@ from kifu.credit import BranchPoint, Doubles, Episode, TurnFacts
 from kifu.credit.reading import RewardRules
 from kifu.objectives import Objective, Terms, ValueTerms
 from kifu.records import as_floats, as_ints
-from kifu.training.crediting import Credited, CreditedUpdate, Denominators, Member, credit_groups
+from kifu.training.update.crediting import Credited, CreditedUpdate, Denominators, Member, credit_groups
 
 Ids = npt.NDArray[np.int64]
 

@@ -19,15 +19,15 @@ from kifu.records.ledger import Bucket, Ledger
 from kifu.records.plan import PlanLine, PlanLog
 from kifu.records.rows import content_digest
 from kifu.records.store import RunStore
-from kifu.training.assemble import Assembled, assemble
-from kifu.training.bench import Bench, stop_listening
-from kifu.training.books import close_run, close_step, limit_failures
 from kifu.training.checkpoint import Mark, save_checkpoint
+from kifu.training.collection.bench import Bench, stop_listening
+from kifu.training.collection.books import close_run, close_step, limit_failures
+from kifu.training.collection.supply import Supply
 from kifu.training.effects_audit import durable_seal
+from kifu.training.experiment.stages import Stage
 from kifu.training.observe import Observer, StepSeen
-from kifu.training.plan import closing_line, plan_line, versions_evaluated
-from kifu.training.stages import Stage
-from kifu.training.supply import Supply
+from kifu.training.update.assemble import Assembled, assemble
+from kifu.training.update.plan import closing_line, plan_line, versions_evaluated
 
 
 @dataclass(slots=True, kw_only=True)

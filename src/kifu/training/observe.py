@@ -23,7 +23,7 @@ from kifu.monitor import (
 from kifu.policy import StepResult
 from kifu.records import Purpose, Trajectory
 from kifu.records.ledger import Ledger
-from kifu.training.assemble import Assembled
+from kifu.training.update.assemble import Assembled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -10,10 +10,9 @@ from kifu.algorithms import Card
 from kifu.envs.card import AgentScore, environment_card
 from kifu.errors import BoundaryError, NoSignalError, UsageError
 from kifu.monitor import peak_rss_bytes, read_metrics
-from kifu.training.costs import told_costs
-from kifu.training.discount import reads_returns
-from kifu.training.experiment import Loaded
-from kifu.training.layers import (
+from kifu.training.experiment.costs import told_costs
+from kifu.training.experiment.discount import reads_returns
+from kifu.training.experiment.layers import (
     CollectionStage,
     DemonstrationStage,
     Experiment,
@@ -26,7 +25,8 @@ from kifu.training.layers import (
     StageRecords,
     UpdateLayer,
 )
-from kifu.training.prepare import Prepared, prepare
+from kifu.training.experiment.prepare import Prepared, prepare
+from kifu.training.experiment.reading import Loaded
 from kifu.training.run import train
 
 _MEASURED_PROMPTS = 2

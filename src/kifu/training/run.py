@@ -12,8 +12,8 @@ from typing import Any
 
 import tomlkit
 
+from kifu.envs.calling.waiting import to_end
 from kifu.envs.source import source_of
-from kifu.envs.waiting import to_end
 from kifu.errors import (
     AlteredError,
     EngineFailure,
@@ -34,19 +34,19 @@ from kifu.records.reader import RunReader
 from kifu.records.store import RunStore
 from kifu.records.weights import VERSIONS, WeightStore
 from kifu.render import SymbolRenderer
-from kifu.training.bench import Bench, relevant, stop_listening
-from kifu.training.called import check_seed
-from kifu.training.changed import changed_fields
 from kifu.training.checkpoint import Mark, list_checkpoints, load_checkpoint
+from kifu.training.collection.bench import Bench, relevant, stop_listening
 from kifu.training.effects_audit import check_seals, durable_seal
-from kifu.training.experiment import Loaded, parse_experiment
-from kifu.training.layers import StageRecords
+from kifu.training.experiment.arguments import check_seed
+from kifu.training.experiment.layers import StageRecords
+from kifu.training.experiment.machine import this_cpu
+from kifu.training.experiment.prepare import Prepared, prepare
+from kifu.training.experiment.protocol_changes import changed_fields
+from kifu.training.experiment.reading import Loaded, parse_experiment
+from kifu.training.experiment.stored import copied, copy_runs, stored_names
 from kifu.training.loop import Loop, Progress
-from kifu.training.machine import this_cpu
 from kifu.training.observe import Observer
-from kifu.training.prepare import Prepared, prepare
 from kifu.training.stopping import stoppable, told_in_a_line
-from kifu.training.stored import copied, copy_runs, stored_names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

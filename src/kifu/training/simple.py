@@ -17,13 +17,21 @@ from kifu.errors import UsageError
 from kifu.evaluation import EvaluationSummary
 from kifu.gateway import Function
 from kifu.gateway.outside import AgentFunction
-from kifu.training import evaluate as evaluation
-from kifu.training.called import check_count, check_reward, check_seed, listed_tasks, model_name, path_of, text_of
-from kifu.training.discount import UNDISCOUNTED
-from kifu.training.experiment import VERSION, Loaded, Table, merge, parse_experiment
+from kifu.training.experiment.arguments import (
+    check_count,
+    check_reward,
+    check_seed,
+    listed_tasks,
+    model_name,
+    path_of,
+    text_of,
+)
+from kifu.training.experiment.discount import UNDISCOUNTED
+from kifu.training.experiment.reading import VERSION, Loaded, Table, merge, parse_experiment
+from kifu.training.experiment.tasks import hold_out, tasks_digest
+from kifu.training.inspection import evaluate as evaluation
 from kifu.training.run import Result
 from kifu.training.run import train as run_experiment
-from kifu.training.tasks import hold_out, tasks_digest
 
 
 def train(
@@ -90,7 +98,8 @@ def evaluate(
         decoding: ``greedy``, or ``sampled`` as rollouts are.
         audit_safety: whether the summary says what was done to the world.
         best_of: attempts at a task that ``judge`` chooses among, instead of ``tries``.
-        judge: a run folder with a reward model, or ``file.py:function`` of a `kifu.training.choosing.Candidate`.
+        judge: a run folder with a reward model, or ``file.py:function`` of a
+            `kifu.training.inspection.judges.Candidate`.
         keep: write the rollouts and the summary to ``RUN/evaluations/NNNN/``.
 
     Raises:

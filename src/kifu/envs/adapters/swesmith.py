@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from kifu.envs.repository import RepositoryTask, ids_of, read_json, text_of, unique
+from kifu.envs.repositories.repository import RepositoryTask, ids_of, read_json, text_of, unique
 from kifu.errors import UsageError
 from kifu.records import Json
 from kifu.sandbox.patches import read_patch, reversed_patch

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import ClassVar
 
 from kifu.envs.boxed import BoxedEnvironment, Sheet
-from kifu.envs.bugs import Bug, BugMaker
-from kifu.envs.instances import read_instances
-from kifu.envs.makers import maker_of
-from kifu.envs.mutation import Mutation
-from kifu.envs.packages import PACKAGES
-from kifu.envs.repairs import RepairCase, RepairSource, edits
+from kifu.envs.repositories.bugs import Bug, BugMaker
+from kifu.envs.repositories.instances import read_instances
+from kifu.envs.repositories.makers import maker_of
+from kifu.envs.repositories.mutation import Mutation
+from kifu.envs.repositories.packages import PACKAGES
+from kifu.envs.repositories.repairs import RepairCase, RepairSource, edits
 from kifu.envs.spec import Capabilities, Observation, Reply, Task
 from kifu.envs.splits import split_range
 from kifu.envs.tools import tool
@@ -60,7 +60,7 @@ class CodeRepair(BoxedEnvironment):
     held_out: ClassVar[tuple[str, ...]] = tuple(name for name, item in PACKAGES.items() if item.split == "held_out")
 
     source: ClassVar[RepairSource | None] = None
-    """Where tasks come from instead of planted bugs; see `kifu.envs.instances`."""
+    """Where tasks come from instead of planted bugs; see `kifu.envs.repositories.instances`."""
 
     turns: ClassVar[int] = TURNS
     sheet_type: ClassVar[type[Sheet]] = _Sheet
@@ -227,7 +227,7 @@ class CodeRepair(BoxedEnvironment):
 
 
 def repairs(path: str | Path) -> type[CodeRepair]:
-    """The environment of a sheet's instances; see `kifu.envs.instances.read_instances`.
+    """The environment of a sheet's instances; see `kifu.envs.repositories.instances.read_instances`.
 
     Raises:
         UsageError: the sheet is not what it must be.

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import ClassVar, TypeGuard
 
 from kifu.envs.contract import Environment
-from kifu.envs.mutation import choose, mutated
-from kifu.envs.packages import PACKAGES, open_package
+from kifu.envs.repositories.mutation import choose, mutated
+from kifu.envs.repositories.packages import PACKAGES, open_package
 from kifu.envs.spec import Capabilities, Observation, Snapshot, Task, ToolSpec
 from kifu.envs.splits import SPLITS, split_range
 from kifu.errors import UsageError

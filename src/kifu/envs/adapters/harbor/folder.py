@@ -8,7 +8,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from kifu.envs.trees import TreeFile, TreeLimits, read_tree
+from kifu.envs.repositories.trees import TreeFile, TreeLimits, read_tree
 from kifu.errors import UsageError
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}(/[A-Za-z0-9][A-Za-z0-9._-]{0,127})?", re.ASCII)

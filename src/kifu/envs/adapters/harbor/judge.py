@@ -13,7 +13,7 @@ from pathlib import Path
 from kifu.envs.adapters.harbor.box import LIMITS, HarborBox, Image, image_of
 from kifu.envs.adapters.harbor.folder import HarborStep, HarborTask, needs_image
 from kifu.envs.adapters.harbor.rewards import read_rewards
-from kifu.envs.trees import TreeFile
+from kifu.envs.repositories.trees import TreeFile
 from kifu.errors import SandboxFailure, UsageError, VerifierFailure
 from kifu.records import Verdict
 from kifu.sandbox import Entry, Reason, Tree

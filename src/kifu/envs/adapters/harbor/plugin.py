@@ -14,7 +14,7 @@ from typing import Any
 
 from kifu.envs.adapters.harbor.box import LIMITS, HarborBox, Image, below, image_of
 from kifu.envs.adapters.harbor.folder import image_needs
-from kifu.envs.trees import read_tree
+from kifu.envs.repositories.trees import read_tree
 from kifu.sandbox import Entry, Reason, Tree
 
 _KEPT_DISK = 2 << 30

@@ -1,0 +1,1 @@
+"""Tasks about repositories: where they come from, what repairing one needs, who judges it."""

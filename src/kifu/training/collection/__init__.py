@@ -1,0 +1,1 @@
+"""From tasks to records: which rollouts a step needs, how groups grow, double entry."""

@@ -1,0 +1,1 @@
+"""From records to what one update trains: credit, borrowed data, learned scores, batch plans."""
