@@ -23,22 +23,6 @@ class PotentialShaping(Layer):
 Shaping = Annotated[NoShaping | PotentialShaping, Field(discriminator="type")]
 
 
-class RewardModel(Layer):
-    """A small model of what is preferred, fitted to pairs of stored attempts before the first step."""
-
-    runs: tuple[str, ...] = Field(min_length=1)
-    """Run folders, as in ``update.data``."""
-    hidden: int = Field(default=32, ge=1)
-    steps: int = Field(default=200, ge=1)
-    batch: int = Field(default=32, ge=1)
-    learning_rate: float = Field(default=1e-2, gt=0)
-
-    @field_validator("runs", mode="before")
-    @classmethod
-    def _listed(cls, value: object) -> object:
-        return tuple(value) if isinstance(value, list) else value
-
-
 class Fit(Layer):
     """How a small scorer of token sequences is fitted."""
 
@@ -46,6 +30,18 @@ class Fit(Layer):
     steps: int = Field(default=200, ge=1)
     batch: int = Field(default=32, ge=1)
     learning_rate: float = Field(default=1e-2, gt=0)
+
+
+class RewardModel(Fit):
+    """A small model of what is preferred, fitted to pairs of stored attempts before the first step."""
+
+    runs: tuple[str, ...] = Field(min_length=1)
+    """Run folders, as in ``update.data``."""
+
+    @field_validator("runs", mode="before")
+    @classmethod
+    def _listed(cls, value: object) -> object:
+        return tuple(value) if isinstance(value, list) else value
 
 
 class StageModel(Layer):

@@ -15,7 +15,7 @@ from kifu.engines.recurrent.threads import one_thread
 from kifu.errors import ExperimentError
 from kifu.objectives import Fitting, SequenceScorer, fit_preferences, preference_accuracy
 from kifu.records import Group, Ints, Trajectory
-from kifu.training.experiment.credit_layers import Fit, RewardModel
+from kifu.training.experiment.credit_layers import Fit
 
 _HELD_OUT = 5
 """One pair in so many is kept for the accuracy."""
@@ -42,7 +42,7 @@ class FittedModel:
         return {item.id: float(value) for item, value in zip(items, scores, strict=True)}
 
 
-def fit_reward_model(groups: Sequence[Group], layer: Fit | RewardModel, *, seed: int) -> FittedModel:
+def fit_reward_model(groups: Sequence[Group], layer: Fit, *, seed: int) -> FittedModel:
     """Fit a scorer to the preferences between stored attempts at one task.
 
     Raises:
