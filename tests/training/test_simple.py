@@ -1,11 +1,12 @@
 """Training from Python: an environment in twenty lines, questions with a reward in ten, the same six layers."""
 
 import json
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
@@ -67,6 +68,49 @@ def test_a_bare_class_is_trained_evaluated_and_audited(switch: type[kifu.Environ
     found = kifu.evaluate(out, checkpoint="last", tasks=4)
     assert (found.tasks, found.success.to_json()["mean"]) == (4, 1.0)
     assert kifu.audit(out, replay=True).ok
+
+
+_SCRIPT = """
+import kifu
+from switch_world import Switch
+
+kifu.train(Switch, model="recurrent", out="run", quiet=True, update={"steps": 1}, evaluation={"tasks": 2})
+"""
+
+
+def test_the_command_finds_a_class_of_a_module_beside_the_script_and_what_it_imports(tmp_path: Path) -> None:
+    """Python puts a script's folder on its path; the command is started elsewhere and has it not."""
+    beside, elsewhere = tmp_path / "mine", tmp_path / "elsewhere"
+    beside.mkdir()
+    elsewhere.mkdir()
+    (beside / "switch_names.py").write_text('WORDS = ("dark", "bright", "done")\n')
+    source = SOURCE.replace("import kifu\n", "import kifu\nfrom switch_names import WORDS\n", 1)
+    (beside / "switch_world.py").write_text(source.replace('("dark", "bright", "done")', "WORDS"))
+    (beside / "train.py").write_text(_SCRIPT)
+    subprocess.run([sys.executable, "train.py"], cwd=beside, check=True)
+
+    command = [sys.executable, "-P", "-c", "from kifu.cli import main; main()"]
+    for asked in (["audit", str(beside / "run")], ["replay", str(beside / "run")]):
+        found = subprocess.run([*command, *asked], cwd=elsewhere, capture_output=True, text=True)
+        assert found.returncode == 0, found.stderr
+
+
+def test_a_layer_of_the_name_of_an_argument_is_overridden_as_every_other(switch: type[kifu.Environment]) -> None:
+    found = fill(switch, model="recurrent", overrides={"environment": {"collector_limits": {"tool_seconds": 3}}})
+    assert found.experiment.environment.collector_limits.tool_seconds == 3
+
+
+@pytest.mark.parametrize(
+    ("given", "named", "says"),
+    [
+        (("key_door",), {"environment": {"collector_limits": {"tool_seconds": -3}}}, "tool_seconds: found -3"),
+        ((), {"environment": "key_dor"}, "did you mean `key_door`"),
+        (("key_door",), {"environment": 3}, "environment: found 3, expected an object"),
+    ],
+)
+def test_environment_is_the_class_or_its_layer(given: tuple[str, ...], named: dict[str, Any], says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        kifu.train(*given, model="recurrent", **named)
 
 
 def test_what_a_class_does_not_declare_is_filled_and_frozen(switch: type[kifu.Environment]) -> None:

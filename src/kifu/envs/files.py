@@ -13,7 +13,7 @@ LOADED_FROM_FILE = "kifu_user_"
 
 
 def load_file(path: Path, *, wanted: str = "environment") -> ModuleType:
-    """Execute a file once and return its module.
+    """Execute a file once and return its module; like a script, it finds the modules beside it, behind all others.
 
     Args:
         path: the file.
@@ -33,6 +33,8 @@ def load_file(path: Path, *, wanted: str = "environment") -> ModuleType:
     assert spec.loader is not None, "a .py file always has a loader"
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
+    if str(path.resolve().parent) not in sys.path:
+        sys.path.append(str(path.resolve().parent))
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
@@ -62,7 +64,8 @@ def load_module(source: str, *, wanted: str = "environment") -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is not None and (source == error.name or source.startswith(f"{error.name}.")):
             raise UsageError(
-                f"{wanted}: no module `{source}` on the path; install it, or name its file: `path/to/file.py`"
+                f"{wanted}: no module `{source}` on the path; install it, name its file: `path/to/file.py`, or put "
+                f"PYTHONPATH=FOLDER in front of the command, the folder that holds `{source.partition('.')[0]}`"
             ) from error
         raise _unloadable(source, wanted, error) from error
     except (Exception, SystemExit) as error:

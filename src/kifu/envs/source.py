@@ -37,8 +37,14 @@ def source_of(environment: type[Environment]) -> dict[str, str]:
         source, imported = _read(path, package=module.__package__ or "")
         found[path] = (_name_of(module, path), hashlib.sha256(source).hexdigest())
         if not _is_installed(path):
-            waiting += [other for name, other in list(sys.modules.items()) if name in imported and _is_users(other)]
+            waiting += [other for name, other in list(sys.modules.items()) if name in imported and users_file(other)]
     return dict(sorted(found.values()))
+
+
+def users_file(module: object) -> Path | None:
+    """The file of a module that is neither kifu's, nor Python's, nor installed; None for every other."""
+    path = _file_of(module) if isinstance(module, ModuleType) else None
+    return None if path is None or _is_installed(path) else path
 
 
 def _name_of(module: ModuleType, path: Path) -> str:
@@ -57,11 +63,6 @@ def _file_of(module: ModuleType) -> Path | None:
 
 def _is_installed(path: Path) -> bool:
     return any(path.is_relative_to(folder) for folder in _INSTALLED)
-
-
-def _is_users(module: object) -> bool:
-    path = _file_of(module) if isinstance(module, ModuleType) else None
-    return path is not None and not _is_installed(path)
 
 
 def _read(path: Path, *, package: str) -> tuple[bytes, set[str]]:

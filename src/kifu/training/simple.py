@@ -12,6 +12,7 @@ from typing import Any, Literal
 from kifu.envs import Environment, Task, class_tools
 from kifu.envs.files import LOADED_FROM_FILE
 from kifu.envs.registry import resolve_environment
+from kifu.envs.source import users_file
 from kifu.envs.suites.jsonl import RewardFunction, questions
 from kifu.errors import UsageError
 from kifu.evaluation import EvaluationSummary
@@ -36,6 +37,7 @@ from kifu.training.run import train as run_experiment
 
 def train(
     environment: type[Environment] | str | None = None,
+    /,
     *,
     tasks: str | Path | Sequence[Task] | None = None,
     reward: RewardFunction | str | None = None,
@@ -60,7 +62,8 @@ def train(
         out: run folder; ``runs/<name>-seed<seed>`` when None.
         seed: of the run.
         quiet: show nothing.
-        **overrides: fields of the experiment file: ``update={"steps": 4}`` or ``**{"update.steps": 4}``.
+        **overrides: fields of the experiment file: ``update={"steps": 4}`` or ``**{"update.steps": 4}``. A class or
+            name as ``environment=`` is the environment itself.
 
     Raises:
         UsageError: an argument is not what it must be.
@@ -68,6 +71,8 @@ def train(
     """
     root = None if out is None else path_of(out, where="kifu.train: out")
     check_seed(seed, where="kifu.train")
+    if environment is None and not isinstance(overrides.get("environment"), Mapping):
+        environment = overrides.pop("environment", None)
     loaded = fill(
         environment, tasks=tasks, reward=reward, agent=agent, model=model, algorithm=algorithm, overrides=overrides
     )
@@ -228,12 +233,10 @@ def _refuse_while_loading(item: Any) -> None:  # noqa: ANN401 (a class or functi
 
 
 def _import_name(item: Any) -> str:  # noqa: ANN401 (a class or function)
-    """How the command line finds it again: ``module:name``, or ``file.py:name`` for the script that runs."""
+    """How the command line finds it again: ``file.py:name`` for the script or a module beside it, or ``module:name``."""
     module = item.__module__
-    script = getattr(sys.modules.get("__main__"), "__file__", None)
-    if module == "__main__" and script is not None:
-        return f"{Path(str(script)).resolve()}:{item.__qualname__}"
-    return f"{module}:{item.__qualname__}"
+    path = None if "." in module else users_file(sys.modules.get(module))  # a package's module needs its package
+    return f"{path or module}:{item.__qualname__}"
 
 
 def _described(cls: type[Environment], reward: RewardFunction | str | None) -> dict[str, str]:
