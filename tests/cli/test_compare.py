@@ -11,6 +11,7 @@ from scipy.stats import norm  # type: ignore[import-untyped]
 from typer.testing import Result
 
 import kifu as package
+from kifu.monitor import RunFolder
 
 Kifu = Callable[..., Result]
 
@@ -121,19 +122,15 @@ def test_what_cannot_be_compared_is_refused_with_the_reason(
         assert found.exit_code != 0
         return found.stderr
 
-    def edited(name: str, old: str, new: str) -> Path:
-        path = Path(shutil.copytree(finished, tmp_path / name)) / "run.json"
-        text = path.read_text()
-        assert old in text
-        path.write_text(text.replace(old, new, 1))
-        return path.parent
-
     assert "found 1 run, expected two or more" in error(finished)
     assert f"{tmp_path}: no run here" in error(finished, tmp_path)
     assert "one protocol and one seed, 1" in error(finished, finished)
     assert "one protocol and one seed, 1" in error(finished, copied)
-    running = edited("running", '"status": "finished"', '"status": "running"')
+    running = Path(shutil.copytree(finished, tmp_path / "running"))
+    RunFolder(root=running).write_facts({**RunFolder(root=running).facts(), "status": "running"})
     assert "status is `running`, expected `finished`" in error(finished, running)
-    assert "format 99, this kifu reads up to" in error(edited("newer", '"format": 1', '"format": 99'), finished)
+    newer = Path(shutil.copytree(finished, tmp_path / "newer"))
+    (newer / "run.json").write_text(json.dumps({**RunFolder(root=newer).facts(), "format": 99}))
+    assert "format 99, this kifu reads up to" in error(newer, finished)
     (copied / "protocol.toml").write_text((copied / "protocol.toml").read_text().replace("hidden = 64", "hidden = 32"))
     assert "protocol.toml: SHA-256" in error(finished, copied)

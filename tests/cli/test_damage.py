@@ -7,14 +7,16 @@ from pathlib import Path
 import pytest
 from typer.testing import Result
 
+from kifu.monitor import RunFolder
+
 Kifu = Callable[..., Result]
 
 BEGUN = ("name", "seed", "kifu", "protocol", "experiment", "relative_to", "machine")
 
 
 def without(run: Path, *names: str) -> None:
-    facts = json.loads((run / "run.json").read_text())
-    (run / "run.json").write_text(json.dumps({name: value for name, value in facts.items() if name not in names}))
+    folder = RunFolder(root=run)
+    folder.write_facts({name: value for name, value in folder.facts().items() if name not in names})
 
 
 @pytest.mark.parametrize("command", [["resume"], ["report"], ["eval"], ["replay"], ["export", "--to", "atif"]])
@@ -54,12 +56,34 @@ def test_an_audit_names_a_run_json_that_is_no_json(kifu: Kifu, copied: Path) -> 
 
 
 def test_an_experiment_that_no_longer_parses_is_damage_of_the_folder(kifu: Kifu, copied: Path) -> None:
-    facts = json.loads((copied / "run.json").read_text())
+    facts = RunFolder(root=copied).facts()
     facts["experiment"]["update"]["steps"] = "many"
-    (copied / "run.json").write_text(json.dumps(facts))
+    RunFolder(root=copied).write_facts(facts)
     found = kifu("resume", copied)
     assert found.exit_code == 4
     assert "update.steps" in found.stderr
+
+
+@pytest.mark.parametrize(("before", "after"), [('"float32"', '"float22"'), ('"digest"', '"digesu"')])
+def test_a_flipped_bit_of_run_json_is_named(kifu: Kifu, copied: Path, before: str, after: str) -> None:
+    """Both are JSON of the right types still; one changes a fact, the other takes the digest away."""
+    text = (copied / "run.json").read_text()
+    assert before in text
+    (copied / "run.json").write_text(text.replace(before, after, 1))
+    found = kifu("audit", copied, "--json")
+    assert found.exit_code == 1
+    assert [item["part"] for item in json.loads(found.stdout)["problems"]] == ["run.json"]
+    refused = kifu("show", copied)
+    assert refused.exit_code == 4
+    assert "run.json: does not match its own digest" in refused.stderr
+
+
+def test_a_run_from_before_the_digest_stays_readable(kifu: Kifu, copied: Path, finished: Path) -> None:
+    facts = json.loads((copied / "run.json").read_text())
+    del facts["digest"]
+    (copied / "run.json").write_text(json.dumps({**facts, "format": 1}))
+    assert kifu("audit", copied).exit_code == 0
+    assert kifu("show", copied, "--json").stdout == kifu("show", finished, "--json").stdout
 
 
 @pytest.mark.parametrize("damage", ["missing", "flipped"])

@@ -85,3 +85,26 @@ def test_records_become_atif_documents_and_messages(kifu: Kifu, finished: Path, 
     lines = [json.loads(line) for line in (tmp_path / "all.jsonl").read_text().splitlines()]
     assert {line["id"]: line["reward"] for line in lines} == {name: item.reward for name, item in items.items()}
     assert lines[0]["messages"][0] == {"role": "user", "content": "start"}
+
+
+@pytest.mark.parametrize(
+    "command", [("export", "--to", "messages"), ("export", "--to", "atif"), ("report", "--out"), ("lab", "--plot")]
+)
+def test_a_command_overwrites_nothing_and_writes_nothing_into_a_run(
+    kifu: Kifu, copied: Path, tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    """A file of somebody, the run's own facts, and places inside of it that are free."""
+    (tmp_path / "mine").write_text("precious")
+    name, *options = command
+    run = [copied] if name != "lab" else ["corridor", "--episodes", 1]
+    for target in (tmp_path / "mine", copied / "run.json", copied / "wal" / "new", copied / "blobs"):
+        before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+        found = kifu(name, *run, *([target, *options] if name == "export" else [*options, target]))
+        assert (found.exit_code, found.stderr.count(str(target)) > 0) == (4, True), found.stderr
+        assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_the_page_of_a_run_is_replaced(kifu: Kifu, copied: Path) -> None:
+    (copied / "report.html").write_text("old")
+    assert kifu("report", copied, "--out", copied / "report.html").exit_code == 0
+    assert (copied / "report.html").read_text().startswith("<!doctype html>")

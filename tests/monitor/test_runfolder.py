@@ -1,5 +1,6 @@
 """The run folder: paths, the format number, atomic replacement."""
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -27,7 +28,9 @@ def test_a_new_run_has_the_documented_layout(tmp_path: Path) -> None:
         path.relative_to(folder.root).as_posix()
         for path in (folder.protocol, folder.plan, folder.metrics, folder.report, folder.lock)
     } == {"protocol.toml", "plan.jsonl", "metrics.jsonl", "report.html", "lock"}
-    assert json.loads((tmp_path / "run" / "run.json").read_text()) == {"format": 1, "name": "corridor", "seed": 1}
+    facts = json.loads((tmp_path / "run" / "run.json").read_text())
+    digest = hashlib.sha256(b'{"format":2,"name":"corridor","seed":1}').hexdigest()
+    assert facts == {"format": 2, "name": "corridor", "seed": 1, "digest": digest}
     assert RunFolder.open(tmp_path / "run").facts()["seed"] == 1
 
 

@@ -330,6 +330,8 @@ class Forger:
                 row["digest"] = digests[name] if row["trajectory"] == name else row["digest"]
         facts = json.loads((self.run / "run.json").read_text())
         facts["head"] = heads.get(facts["head"], facts["head"])
+        del facts["digest"]
+        facts["digest"] = hashlib.sha256(json.dumps(facts, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
         (self.run / "run.json").write_text(json.dumps(facts))
 
     def row(self, name: str) -> Json:

@@ -11,6 +11,7 @@ import pytest
 from kifu.errors import AlteredError, LockedError, RecordError
 from kifu.records import RunReader, RunStore, Trajectory, content_digest
 from kifu.records.parts import part_name
+from kifu.records.store import writer_of
 from kifu.records.wal import read_wal, wal_files
 
 Make = Callable[..., Trajectory]
@@ -108,9 +109,9 @@ def test_an_unlisted_part_whose_rows_are_gone_means_the_manifest_was_cut(make: M
         store.seal(0)
         head = store.head
     (tmp_path / "records" / "manifest.jsonl").write_bytes(b"")
-    with pytest.raises(AlteredError, match="the manifest's tail was cut off"):
+    with pytest.raises(AlteredError, match="the manifest was cut or rewritten"):
         RunStore(tmp_path)
-    with pytest.raises(AlteredError, match="the tail was cut off"):
+    with pytest.raises(AlteredError, match="lines were cut off or rewritten"):
         RunStore(tmp_path, expected_head=head)
     assert (tmp_path / "records" / part_name(0)).exists()
 
@@ -129,3 +130,24 @@ def test_a_writer_refuses_a_run_with_an_altered_part(make: Make, tmp_path: Path)
         bytes(data[: len(data) // 2]) + bytes([data[len(data) // 2] ^ 1]) + bytes(data[len(data) // 2 + 1 :])
     )
     RunStore(tmp_path).close()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # the store has a thread
+def test_a_forked_child_does_not_hold_the_lock_of_its_parent(tmp_path: Path) -> None:
+    """The child outlives the store, as one that an environment leaves behind; while the store is open, it is locked."""
+    store = RunStore(tmp_path)
+    hold, let_go = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(let_go)
+        os.read(hold, 1)  # until the parent is done
+        os._exit(0)
+    try:
+        assert writer_of(tmp_path) == str(os.getpid())
+        store.close()
+        assert writer_of(tmp_path) is None
+        RunStore(tmp_path).close()
+    finally:
+        os.close(let_go)
+        os.close(hold)
+        os.waitpid(child, 0)

@@ -13,6 +13,7 @@ import pytest
 
 import kifu
 from kifu.errors import AlteredError
+from kifu.monitor import RunFolder
 from kifu.records import Event, RunReader, Trajectory
 from kifu.rollout.session import EFFECTS_END, EFFECTS_HEAD
 from kifu.sandbox import EFFECTS
@@ -147,9 +148,8 @@ def test_attack_by_cutting_lines_that_no_record_names_is_found_by_the_seals(run:
 
     _forge(run, left_over)
     whole = (run / EFFECTS).read_bytes().splitlines(keepends=True)
-    facts = json.loads((run / "run.json").read_text())
-    facts["effects_seal"] = json.loads(whole[-1])["seal"]
-    (run / "run.json").write_text(json.dumps(facts))
+    facts = {**RunFolder(root=run).facts(), "effects_seal": json.loads(whole[-1])["seal"]}
+    RunFolder(root=run).write_facts(facts)
     assert _found(run) == []
     (run / EFFECTS).write_bytes(b"".join(whole[:-1]))
     assert _found(run) == [

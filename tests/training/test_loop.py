@@ -20,6 +20,7 @@ from kifu.errors import (
     NoSignalError,
     StorageError,
 )
+from kifu.monitor import RunFolder
 from kifu.records import Origin, Purpose, StopReason
 from kifu.records.audit import audit_run
 from kifu.records.plan import read_plan
@@ -263,9 +264,8 @@ class TestGoingOn:
             (second / name).mkdir()
         for name in ("plan.jsonl", "metrics.jsonl"):
             (second / name).unlink()
-        facts = json.loads((second / "run.json").read_text())
-        kept = {name: value for name, value in facts.items() if not name.endswith("head")}
-        (second / "run.json").write_text(json.dumps(kept))
+        folder = RunFolder(root=second)
+        folder.write_facts({name: value for name, value in folder.facts().items() if not name.endswith("head")})
         shutil.rmtree(first)
         train(load(), out=first, seed=1, quiet=True)
 
@@ -337,15 +337,15 @@ class TestGoingOn:
         facts = json.loads((run / "run.json").read_text())
         (run / "run.json").write_text(json.dumps({**facts, "format": 99}))
 
-        with pytest.raises(FormatError, match=r"run\.json: format 99, this kifu reads up to 1"):
+        with pytest.raises(FormatError, match=r"run\.json: format 99, this kifu reads up to 2"):
             resume(run, quiet=True)
 
     def test_a_run_of_another_protocol_is_not_gone_on_with(self, load: Load, tmp_path: Path) -> None:
         run = tmp_path / "run"
         train(load("update.steps=1"), out=run, quiet=True)
-        facts = json.loads((run / "run.json").read_text())
+        facts = RunFolder(root=run).facts()
         facts["experiment"]["credit"]["gamma"] = 0.5
-        (run / "run.json").write_text(json.dumps(facts))
+        RunFolder(root=run).write_facts(facts)
 
         with pytest.raises(ExperimentError, match=r"when the run began: credit\.gamma is 0\.5, was 0\.99\. Go on"):
             resume(run, quiet=True)

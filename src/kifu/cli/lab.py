@@ -19,6 +19,7 @@ from kifu.lab import (
     policy_entropy,
     softmax_with_temperature,
 )
+from kifu.monitor import require_free, write_atomic
 
 app = Application(invoke_without_command=True)
 app.callback(help="Small worlds with exact answers.")(help_if_alone)
@@ -67,7 +68,8 @@ def corridor(
             f"the walk's estimated value after n of {episodes} episodes, seed {seed}, and {exits.right}, its exact one"
         )
         drawn = estimate_curve(found.running().tolist(), exact=float(exits.right), title=title)
-        plot.write_text(drawn, encoding="utf-8")
+        require_free(plot)
+        write_atomic(plot, drawn.encode())
         figures["plot"] = str(plot)
     _show(figures, as_json=as_json)
 

@@ -7,7 +7,7 @@ from kifu.dashboard.decode import decoder_of
 from kifu.dashboard.reading import RunView, read_run
 from kifu.dashboard.svg import shown
 from kifu.dashboard.tapes import chosen, legend, tape
-from kifu.monitor import write_atomic
+from kifu.monitor import require_free, write_atomic
 from kifu.records import Origin
 
 _CSS = Path(__file__).with_name("page.css")
@@ -19,15 +19,17 @@ def write_report(root: Path | str, *, out: Path | None = None, transcripts: int 
 
     Args:
         root: the run folder; another process may be writing it.
-        out: the page; ``report.html`` in the run folder when None.
+        out: a new file; ``report.html`` in the run folder when None, replaced whole.
         transcripts: how many to put in.
 
     Raises:
-        StorageError: no run there, or the page cannot be written.
+        StorageError: no run there, or `out` exists or lies in a run, or the page cannot be written.
         AlteredError: the run differs from what was promised.
     """
     run = read_run(root)
     path = out if out is not None else run.folder.report
+    if path.resolve() != run.folder.report.resolve():
+        require_free(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, render_report(run, transcripts=transcripts).encode())
     return path

@@ -63,8 +63,7 @@ def running(
         yield gateway
     finally:
         store.seal(LAST_STEP)
-        facts = {name: value for name, value in folder.facts().items() if name != "format"}
-        folder.write_facts({**facts, "head": store.head})
+        folder.write_facts({**folder.facts(), "head": store.head})
         store.close()
 
 

@@ -23,6 +23,7 @@ from kifu.monitor.runfolder import (
     not_begun,
     protocol_problem,
     reader_of,
+    require_free,
     write_atomic,
     write_json,
 )
@@ -57,6 +58,7 @@ __all__ = [
     "read_protocol",
     "reader_of",
     "release_free_memory",
+    "require_free",
     "sparkline",
     "step_line",
     "time_shares",

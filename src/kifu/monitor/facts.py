@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from kifu.errors import AlteredError, StorageError
+from kifu.records.chain import line_digest
 
-RUN_FORMAT = 1
-"""Format of the run folder. A reader refuses a newer one."""
+RUN_FORMAT = 2
+"""Format of the run folder. A reader refuses a newer one; before 2, ``run.json`` had no digest."""
 
 PROTOCOL_FILE = "protocol_file"
 """Fact of ``run.json``: SHA-256 of the bytes of ``protocol.toml``."""
@@ -66,7 +67,7 @@ def read_facts(path: Path) -> dict[str, Any]:
 
     Raises:
         StorageError: it cannot be read.
-        AlteredError: not JSON, or a fact of another type; all of them are named.
+        AlteredError: not JSON, or a fact of another type, all of them named; or not the facts that were written.
     """
     try:
         found = json.loads(path.read_bytes().decode("utf-8"))
@@ -79,6 +80,8 @@ def read_facts(path: Path) -> dict[str, Any]:
     wrong = [*_wrong_types(found), *_wrong_experiment(found.get("experiment")), *_wrong_lists(found)]
     if wrong:
         raise AlteredError(f"{path}: {'; '.join(wrong)}. {_ADVICE}")
+    if found.get("format") == RUN_FORMAT and found.get("digest") != line_digest(found):
+        raise AlteredError(f"{path}: does not match its own digest. {_ADVICE}")
     return found
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from kifu.errors import AlteredError, DiskFullError, FormatError, StorageError
 from kifu.monitor.facts import PROTOCOL_FILE, RUN_FORMAT, RunFacts, begun_facts, read_facts
 from kifu.records import GENESIS, RunReader, write_atomically
+from kifu.records.chain import line_digest
 from kifu.records.files import FULL
 
 _FOLDERS = ("records", "wal", "weights", "checkpoints", "blobs")
@@ -27,7 +28,7 @@ class RunFolder:
         """Make the folder and its ``run.json`` with ``facts`` (JSON values) beside the format number.
 
         Raises:
-            StorageError: the folder already holds a run, or something else, or it cannot be written.
+            StorageError: the folder already holds a run, or something else, or lies in a run, or cannot be written.
             DiskFullError: no space; nothing is left of what was begun.
         """
         folder = cls(root=root)
@@ -37,6 +38,9 @@ class RunFolder:
             raise StorageError(
                 f"{root}: exists and is not a run folder; expected a new or empty folder. Choose another."
             )
+        around = _run_around(root)
+        if around is not None:
+            raise StorageError(f"{root}: lies in the run {around}, whose files are its record; choose another folder.")
         try:
             for name in _FOLDERS:
                 (root / name).mkdir(parents=True, exist_ok=True)
@@ -73,13 +77,15 @@ class RunFolder:
         """What ``run.json`` says; every fact that is there has its type.
 
         Raises:
-            AlteredError: not JSON, or a fact of another type.
+            AlteredError: not JSON, or a fact of another type, or not what was written.
         """
         return read_facts(self.run_json)
 
     def write_facts(self, facts: Mapping[str, Any]) -> None:
-        """Replace ``run.json``; the format number is added."""
-        write_json(self.run_json, {"format": RUN_FORMAT, **facts})
+        """Replace ``run.json``; the format number and the digest of all the rest are added."""
+        whole = {"format": RUN_FORMAT, **{name: value for name, value in facts.items() if name != "format"}}
+        as_read = json.loads(json.dumps(whole))  # JSON makes texts of keys and lists of tuples
+        write_json(self.run_json, {**whole, "digest": line_digest(as_read)})
 
     @property
     def run_json(self) -> Path:
@@ -202,6 +208,24 @@ def write_atomic(path: Path, data: bytes) -> None:
         StorageError: it cannot be written.
     """
     write_atomically(path, [data], what=path.name)
+
+
+def require_free(path: Path) -> None:
+    """Refuse a place that a user named for something new: one that is taken, or one inside a run.
+
+    Raises:
+        StorageError: it exists and is no empty folder, or a folder above it is a run's.
+    """
+    if path.exists() and not (path.is_dir() and not any(path.iterdir())):
+        found = "is not an empty folder" if path.is_dir() else "exists already"
+        raise StorageError(f"{path}: {found}, and nothing is overwritten; choose another")
+    run = _run_around(path)
+    if run is not None:
+        raise StorageError(f"{path}: lies in the run {run}, whose files are its record; choose a place outside of it")
+
+
+def _run_around(path: Path) -> Path | None:
+    return next((folder for folder in path.resolve().parents if (folder / "run.json").is_file()), None)
 
 
 def protocol_problem(folder: RunFolder) -> str | None:

@@ -82,7 +82,7 @@ def read_chain(path: Path, *, expected_head: str | None = None) -> Chain:
     if expected_head not in (None, GENESIS) and expected_head not in {line["digest"] for line in lines}:
         raise AlteredError(
             f"{path}: ends after {len(lines)} lines at {head[:12]}, but {str(expected_head)[:12]} was noted as its "
-            "head: the tail was cut off; restore it from a copy"
+            "head: lines were cut off or rewritten; restore it from a copy"
         )
     return Chain(lines=tuple(lines), size=len(data) - len(tail), torn_bytes=len(tail))
 

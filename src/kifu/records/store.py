@@ -3,6 +3,7 @@
 import fcntl
 import os
 import threading
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import suppress
@@ -20,7 +21,10 @@ from kifu.records.wal import Durable, Frame, WalWriter, read_wal, wal_files
 
 
 class RunLock:
-    """Holds the file ``lock`` of a run folder, so that one process writes it."""
+    """Holds the file ``lock`` of a run folder, so that one process writes it.
+
+    A forked child, e.g. of an environment, does not hold it: it would keep a finished run locked as long as it lives.
+    """
 
     def __init__(self, folder: Path) -> None:
         """Take the lock.
@@ -42,12 +46,24 @@ class RunLock:
         with storing("the lock", path):
             os.ftruncate(self._handle, 0)
             os.pwrite(self._handle, f"{os.getpid()}\n".encode(), 0)
+        _HELD.add(self)
 
     def release(self) -> None:
         """Give the lock back; releasing twice is fine."""
         if self._handle >= 0:
             os.close(self._handle)
             self._handle = -1
+
+
+_HELD: "weakref.WeakSet[RunLock]" = weakref.WeakSet()
+
+
+def _let_go_of_locks() -> None:
+    for lock in list(_HELD):
+        lock.release()
+
+
+os.register_at_fork(after_in_child=_let_go_of_locks)  # closing a copy of the descriptor leaves the parent's lock
 
 
 def writer_of(folder: str | Path) -> str | None:
@@ -295,7 +311,7 @@ def _drop_unlisted(folder: Path, parts: list[Part], logged: set[str]) -> None:
             continue
         if not part_ids(path) <= logged:
             raise AlteredError(
-                f"{path}: not in the manifest and its rows are not in the log: the manifest's tail was cut off; "
+                f"{path}: not in the manifest and its rows are not in the log: the manifest was cut or rewritten; "
                 "restore the manifest from a copy"
             )
         path.unlink()

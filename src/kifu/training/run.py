@@ -352,10 +352,9 @@ def _finish(bench: Bench, *, store: RunStore, plans: PlanLog, observer: Observer
 
 
 def _closing_facts(bench: Bench, *, heads: Mapping[str, str], observer: Observer, status: str) -> dict[str, Any]:
-    facts = {key: value for key, value in bench.folder.facts().items() if key != "format"}
     engine = getattr(bench, "engine", None)
     return {
-        **facts,
+        **bench.folder.facts(),
         "status": status,
         **heads,
         "engine": {} if engine is None else {"reproducible": engine.reproducible, **engine.facts},

@@ -1,6 +1,5 @@
 """What a model told of turns is asked again in an audit, and what was changed is named by turn and name."""
 
-import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -8,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from kifu.monitor import RunFolder
 from kifu.records import RunReader, RunStore, Trajectory
 from kifu.training.experiment.reading import Loaded, load_experiment
 from kifu.training.inspection.audit import audit
@@ -75,8 +75,7 @@ def forged(run: Path, into: Path, changed: Trajectory) -> Path:
             store.accept(item).result()
         store.seal(0)
         head = store.head
-    facts = json.loads((into / "run.json").read_text())
-    (into / "run.json").write_text(json.dumps({**facts, "head": head}))
+    RunFolder(root=into).write_facts({**RunFolder(root=into).facts(), "head": head})
     return into
 
 

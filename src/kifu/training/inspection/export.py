@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kifu.errors import StorageError, UsageError
 from kifu.models import ModelFolder
-from kifu.monitor import GATEWAY, RunFolder, begun, reader_of, write_atomic, write_json
+from kifu.monitor import GATEWAY, RunFolder, begun, reader_of, require_free, write_atomic, write_json
 from kifu.policy import Weights
 from kifu.records import AgentCard, Ints, Trajectory, Version, to_atif, to_messages
 from kifu.records.files import storing
@@ -50,7 +50,7 @@ def export_hf(
 
     Raises:
         UsageError: the run's policy is no language model.
-        StorageError: the folder is not empty, or the version is not kept.
+        StorageError: the folder is not empty or lies in a run, or the version is not kept.
     """
     out = Path(out)
     with opened(Path(root), experiment=experiment) as run:
@@ -78,8 +78,7 @@ def export_hf(
 @contextmanager
 def _claimed(out: Path) -> Iterator[None]:
     """A new or empty folder that is whole in the end, or empty again."""
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise StorageError(f"{out}: exists and is not an empty folder; choose another")
+    require_free(out)
     try:
         with storing("the export", out):
             out.mkdir(parents=True, exist_ok=True)
@@ -176,7 +175,7 @@ def export_atif(root: Path | str, out: Path | str, *, decode: Decode | None = No
         decode: token ids to text, for the prompts.
 
     Raises:
-        StorageError: no run there, or the folder is not empty.
+        StorageError: no run there, or the folder is not empty or lies in a run.
     """
     folder, out = RunFolder.open(Path(root)), Path(out)
     agent = AgentCard(version=AGENT, model_name=_model_name(folder))
@@ -204,13 +203,14 @@ def export_messages(root: Path | str, out: Path | str, *, decode: Decode | None 
 
     Args:
         root: the run folder.
-        out: the file; replaced whole.
+        out: a new file.
         decode: token ids to text, for the prompts.
 
     Raises:
-        StorageError: no run there.
+        StorageError: no run there, or the file exists or lies in a run.
     """
     folder, out = RunFolder.open(Path(root)), Path(out)
+    require_free(out)
     lines = [
         json.dumps(_conversation(trajectory, decode), ensure_ascii=False).encode() + b"\n"
         for trajectory in reader_of(folder).trajectories()
