@@ -25,6 +25,7 @@ KifuError
     └── AgentFailure        the agent strategy raised
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -32,9 +33,12 @@ from typing import Any
 
 
 class KifuError(Exception):
-    """Root of every error this library raises on purpose."""
+    """Root of every error this library raises on purpose. Its message quotes no input at any length."""
 
     exit_code = 1
+
+    def __str__(self) -> str:
+        return shortened(super().__str__())
 
 
 class UsageError(KifuError):
@@ -170,6 +174,19 @@ def install_hint(package: str | None) -> str:
     top = (package or "").partition(".")[0]
     extra = next((name for name, packages in _EXTRAS.items() if top in packages), "hf")
     return f"pip install 'kifu[{extra}]'"
+
+
+def shortened(text: str) -> str:
+    """A message in which no word and no line is longer than people read: such a one keeps its ends and says how long.
+
+    The ends are what tells where and what to do; what stands between is the input that a message quotes.
+    """
+    text = re.sub(r"\S{401,}", lambda word: _ends(word[0], 100), text)
+    return re.sub(r".{4001,}", lambda line: _ends(line[0], 1000), text)
+
+
+def _ends(text: str, kept: int) -> str:
+    return f"{text[:kept]}…({len(text):,} characters)…{text[-kept:]}"
 
 
 def nearest(name: str, known: list[str]) -> str:

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from kifu.cli.interrupted import interrupted_message, told
 from kifu.dashboard.text import printable
-from kifu.errors import KifuError, StorageError
+from kifu.errors import KifuError, StorageError, shortened
 
 Parameters = ParamSpec("Parameters")
 
@@ -163,7 +163,8 @@ def _failed(message: str, code: int, error: BaseException | None, *, as_json: bo
         progress().print_exception()
     if code == INTERRUPTED:
         told()
-    progress().print(Text(f"error: {printable(message)}"))
+    said = printable(shortened(message))
+    progress().print(Text(f"error: {said}"))
     if as_json:
-        document({"error": printable(message), "exit_code": code})
+        document({"error": said, "exit_code": code})
     return typer.Exit(code)

@@ -233,7 +233,7 @@ def _refuse_while_loading(item: Any) -> None:  # noqa: ANN401 (a class or functi
 
 
 def _import_name(item: Any) -> str:  # noqa: ANN401 (a class or function)
-    """How the command line finds it again: ``file.py:name`` for the script or a module beside it, or ``module:name``."""
+    """How the command line finds it again: ``module:name``, or ``file.py:name`` of the script or a module beside it."""
     module = item.__module__
     path = None if "." in module else users_file(sys.modules.get(module))  # a package's module needs its package
     return f"{path or module}:{item.__qualname__}"

@@ -44,6 +44,7 @@ CASES: dict[str, tuple[str, list[str]]] = {
     "no TOML": ("[environment\n", ["broken.toml: not TOML", "line 1"]),
     "no version": (toml("").replace("kifu = 1", ""), ["broken.toml: `kifu = 1` must stand at the top, found None"]),
     "another version": (toml("").replace("kifu = 1", "kifu = 2"), ["`kifu = 1` must stand at the top, found 2"]),
+    "stages without a stage": (toml("[stages]\n"), ["stages: found none, expected tables such as [stages.NAME]"]),
     "an unknown table": (
         toml("[evaluatoin]\ntasks = 4\n"),
         ["unknown table [evaluatoin]", "did you mean `evaluation`?"],
@@ -139,6 +140,78 @@ def test_a_mark_of_the_byte_order_at_the_start_is_read_over(tmp_path: Path) -> N
     path = tmp_path / "x.toml"
     path.write_bytes(b"\xef\xbb\xbf" + toml("").encode())
     assert load_experiment(path).experiment.update.steps == 2
+
+
+@pytest.mark.parametrize("coding", ["utf-16-le", "utf-16-be"])
+def test_another_encoding_is_named(tmp_path: Path, coding: str) -> None:
+    path = tmp_path / "x.toml"
+    path.write_bytes(f"\ufeff{toml('')}".encode(coding))
+    with pytest.raises(ExperimentError, match="found UTF-16, expected UTF-8"):
+        load_experiment(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("deep = " + "[" * 5000 + "]" * 5000, "not TOML: nested too deeply"),
+        ("[environment.options]\n" + ".".join("a" * 3000) + " = 1", "nested too deeply"),
+        ("long = " + "9" * 5000, "not TOML: "),
+    ],
+)
+def test_a_file_no_one_writes_by_hand_is_refused(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "x.toml"
+    path.write_text("kifu = 1\n" + text)
+    with pytest.raises(ExperimentError, match=says):
+        load_experiment(path)
+
+
+def test_an_empty_name_is_no_folder() -> None:
+    with pytest.raises(ExperimentError, match="found an empty name"):
+        load_experiment(Path())
+
+
+def test_a_long_value_is_quoted_by_its_ends() -> None:
+    table = {**VALID, "environment": {"name": "key_door", "on_truncation": "x" * 2_000_000}}
+    with pytest.raises(ExperimentError, match=r"environment.on_truncation: .*2,000,") as raised:
+        parse_experiment(table, name="x", folder=Path(), where="x.toml")
+    assert len(str(raised.value)) < 500
+
+
+@pytest.mark.parametrize("version", [True, 1.0, "1", None])
+def test_only_the_number_is_the_number_of_the_format(version: object) -> None:
+    with pytest.raises(ExperimentError, match="`kifu = 1` must stand at the top"):
+        parse_experiment({**VALID, "kifu": version}, name="x", folder=Path(), where="x.toml")
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "update.steps=100000000000000000000000000",
+        "update.optimizer.learning_rate=1e300",
+        "policy.hidden=100000000",
+        "machine.threads=1000000",
+        'credit.costs.turns={ where = "reward", weight = 1e308 }',
+    ],
+)
+def test_a_value_that_is_certainly_meant_otherwise_is_refused(override: str) -> None:
+    field = override.partition("=")[0].removeprefix("machine.")  # that table stands apart and names itself
+    with pytest.raises(ExperimentError, match=rf"{field}\S*: found \S+, expected at most \d+"):
+        parse_experiment(VALID, name="x", folder=Path(), where="x.toml", overrides=[override])
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("kifu=2", "`kifu` cannot be set with --set"),
+        ("profiles.x={}", "`profiles` cannot be set with --set"),
+        ("update.steps=2026-01-01", r"update.steps: found 2026-01-01 \(date\), expected"),
+        (f"environment.options.a={'[' * 5000}{']' * 5000}", "nested too deeply"),
+        (f"{'a.' * 3000}a=1", "nested too deeply"),
+    ],
+)
+def test_an_override_that_cannot_be_meant_is_named(override: str, says: str) -> None:
+    with pytest.raises(ExperimentError, match=says):
+        parse_experiment(VALID, name="x", folder=Path(), where="x.toml", overrides=[override])
 
 
 def test_several_mistakes_are_told_at_once(tmp_path: Path) -> None:

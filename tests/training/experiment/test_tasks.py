@@ -41,7 +41,9 @@ class TestSplits:
         [
             ({"train": "0.."}, ["environment.splits.train: found '0..'", "expected `seed FIRST..`"]),
             ({"train": "seed -1.."}, ["found 'seed -1..'"]),
-            ({"train": "seed 5..4"}, ["environment.splits.train: 'seed 5..4' holds no seed"]),
+            ({"train": "seed 5..4"}, ["environment.splits.train: found 'seed 5..4', which holds no seed"]),
+            ({"train": f"seed {'9' * 26}.."}, ["found 'seed 999", "expected seeds up to 9223372036854775807"]),
+            ({"train": f"seed {'9' * 5000}.."}, ["found 'seed 999", "expected `seed FIRST..`"]),
             (
                 {"train": "seed 0..10", "held_out": "seed 10..20"},
                 ["`train` (0..10) and `held_out` (10..20) share seeds", "never be trained on"],

@@ -26,10 +26,10 @@ Shaping = Annotated[NoShaping | PotentialShaping, Field(discriminator="type")]
 class Fit(Layer):
     """How a small scorer of token sequences is fitted."""
 
-    hidden: int = Field(default=32, ge=1)
-    steps: int = Field(default=200, ge=1)
+    hidden: int = Field(default=32, ge=1, le=16_384)
+    steps: int = Field(default=200, ge=1, le=1_000_000_000)
     batch: int = Field(default=32, ge=1)
-    learning_rate: float = Field(default=1e-2, gt=0)
+    learning_rate: float = Field(default=1e-2, gt=0, le=100)
 
 
 class RewardModel(Fit):
@@ -114,7 +114,7 @@ class RewardCost(Layer):
     """It is a reward: every turn pays for what it cost."""
 
     where: Literal["reward"]
-    weight: float = Field(gt=0)
+    weight: float = Field(gt=0, le=1e9)
     """Taken from the turn's reward for every unit."""
 
 

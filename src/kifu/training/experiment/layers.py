@@ -12,6 +12,9 @@ from kifu.training.experiment.agent_layers import AgentLayer, FullHistory, Histo
 from kifu.training.experiment.credit_layers import CreditLayer, Fit
 from kifu.training.experiment.layer import Layer
 
+Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
+"""Of steps, tasks or tries: more than any run lives to see is meant otherwise."""
+
 
 class TaskLimits(Layer):
     """Limits that belong to the task: exceeding one is a failure of the task."""
@@ -23,7 +26,7 @@ class CollectorLimits(Layer):
     """Limits that belong to the collector: exceeding one is truncation."""
 
     turns: int | None = Field(default=None, ge=1)
-    tokens: int | None = Field(default=None, ge=1)
+    tokens: int = Field(default=1024, ge=1)
     """Length of the whole context, in tokens."""
     seconds: float | None = Field(default=None, gt=0)
     """Wall time of one rollout."""
@@ -155,7 +158,7 @@ class RecurrentPolicy(Layer):
     engine: Literal["recurrent"] = "recurrent"
     kind: Literal["gru", "feedforward"] = "gru"
     """``feedforward`` sees only the last observation: the control without memory."""
-    hidden: int = Field(default=64, ge=16, multiple_of=16)
+    hidden: int = Field(default=64, ge=16, le=16_384, multiple_of=16)
     start: str | None = Field(default=None, alias="from")
     decoding: Decoding = Decoding(grammar="tools", max_new_tokens=1)
 
@@ -180,7 +183,7 @@ class Optimizer(Layer):
     """AdamW."""
 
     type: Literal["adamw"] = "adamw"
-    learning_rate: float = Field(gt=0)
+    learning_rate: float = Field(gt=0, le=100)
     betas: tuple[Decay, Decay] = (0.9, 0.99)
     eps: float = Field(default=1e-8, gt=0)
     weight_decay: float = Field(default=0.0, ge=0)
@@ -203,8 +206,8 @@ class Demonstrations(Layer):
     """Likelihood on scripted traces before the reinforcement learning."""
 
     type: Literal["demonstrations"] = "demonstrations"
-    steps: int = Field(ge=1)
-    traces_per_step: int = Field(ge=1)
+    steps: Count
+    traces_per_step: Count
     noise: float = Field(ge=0, le=1)
     """Probability that the demonstrator takes a random action instead of its own."""
     optimizer: Optimizer
@@ -252,7 +255,7 @@ Data = Annotated[FreshData | Stored | StageRecords, Field(discriminator="type")]
 class UpdateLayer(Layer):
     """Layer 5: the update."""
 
-    steps: int = Field(ge=1)
+    steps: Count
     prompts_per_step: int = Field(ge=1, le=100_000)
     group_size: int = Field(ge=1, le=10_000)
     optimizer: Optimizer
@@ -277,8 +280,8 @@ class DemonstrationStage(Layer):
     type: Literal["demonstrations"]
     start: _Start = None
     """``base`` for the weights the run began with, or a stage for those it ended with; None goes on."""
-    steps: int = Field(ge=1)
-    traces_per_step: int = Field(ge=1)
+    steps: Count
+    traces_per_step: Count
     noise: float = Field(ge=0, le=1)
     optimizer: Optimizer
     clip_norm: float | None = Field(default=1.0, gt=0)
@@ -297,7 +300,7 @@ class RankingStage(Layer):
     """Attempts of the present policy, ranked by the verdict of the world; a reward model is fitted to the ranking."""
 
     type: Literal["ranking"]
-    steps: int = Field(default=1, ge=1)
+    steps: Count = 1
     prompts_per_step: int = Field(ge=1, le=100_000)
     group_size: int = Field(ge=2, le=10_000)
     fit: Fit = Fit()
@@ -307,7 +310,7 @@ class LabellingStage(Layer):
     """Attempts of the present policy, every turn labelled by how they ended; a process reward model is fitted."""
 
     type: Literal["labelling"]
-    steps: int = Field(default=1, ge=1)
+    steps: Count = 1
     prompts_per_step: int = Field(ge=1, le=100_000)
     group_size: int = Field(ge=1, le=10_000)
     gamma: float = Field(default=0.95, ge=0, le=1)
@@ -320,7 +323,7 @@ class CollectionStage(Layer):
     """Attempts of the present policy, kept for later stages; nothing is fitted."""
 
     type: Literal["collection"]
-    steps: int = Field(default=1, ge=1)
+    steps: Count = 1
     prompts_per_step: int = Field(ge=1, le=100_000)
     group_size: int = Field(ge=1, le=10_000)
 
@@ -335,8 +338,8 @@ class EvaluationLayer(Layer):
     """Layer 6: evaluation."""
 
     split: str = "held_out"
-    tasks: int = Field(default=64, ge=1)
-    tries: int = Field(default=1, ge=1)
+    tasks: Count = 64
+    tries: Count = 1
     decoding: Literal["greedy", "sampled"] = "greedy"
     every: int | None = Field(default=None, ge=1)
     """Optimizer steps between evaluations during training; None evaluates before and after only."""
@@ -391,9 +394,9 @@ class MachineTable(Layer):
     sampler_dtype: Literal["float32", "bfloat16"] | None = None
     """None: bfloat16 where `kifu doctor` finds it fast, else float32; the record says which."""
     trainer_dtype: Literal["float32", "bfloat16"] | None = None
-    threads: int | None = Field(default=None, ge=1)
+    threads: int | None = Field(default=None, ge=1, le=4096)
     """None: every core this process may use."""
-    workers: int = Field(default=8, ge=1)
+    workers: int = Field(default=8, ge=1, le=4096)
     """Threads that run synchronous environments."""
     max_nodes: int = Field(default=1024, ge=16)
     activation_checkpointing: bool = False

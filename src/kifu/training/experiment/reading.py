@@ -1,5 +1,6 @@
 """From an experiment file to checked layers: profiles, overrides, messages that say where and what to do."""
 
+import codecs
 import json
 import re
 import tomllib
@@ -51,19 +52,32 @@ def load_experiment(path: Path, *, profile: str | None = None, overrides: Sequen
     Raises:
         ExperimentError: the file cannot be read, parsed or meant.
     """
+    if path == Path():
+        raise ExperimentError('found an empty name (or "."), expected the path of an experiment in TOML')
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        table = tomllib.loads(_text(path))
     except FileNotFoundError as missing:
         raise ExperimentError(
             f"{path}: no such file; expected an experiment in TOML, and `kifu init NAME` writes one"
         ) from missing
     except OSError as unreadable:
         raise ExperimentError(f"{path}: cannot be read: {unreadable.strerror}; expected a TOML file") from unreadable
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as broken:
+    except RecursionError as deep:
+        raise ExperimentError(f"{path}: not TOML: nested too deeply") from deep
+    except ValueError as broken:  # not TOML, not UTF-8, or an integer of thousands of digits
         raise ExperimentError(f"{path}: not TOML: {broken}") from broken
+    if table.get("stages") == {}:
+        raise ExperimentError(f"{path}: stages: found none, expected tables such as [stages.NAME]; or leave it out")
     return parse_experiment(
         table, name=path.stem, folder=path.parent, where=str(path), profile=profile, overrides=overrides
     )
+
+
+def _text(path: Path) -> str:
+    found = path.read_bytes()
+    if found.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise ExperimentError(f"{path}: found UTF-16, expected UTF-8; save the file as UTF-8")
+    return found.decode("utf-8-sig").replace("\r\n", "\n")
 
 
 def parse_experiment(
@@ -78,7 +92,7 @@ def parse_experiment(
     """Check a parsed experiment table; see `load_experiment`."""
     table = dict(table)
     version = table.pop("kifu", None)
-    if version != VERSION:
+    if type(version) is not int or version != VERSION:  # true and 1.0 are equal to 1
         raise ExperimentError(f"{where}: `kifu = {VERSION}` must stand at the top, found {version!r}")
     profiles = table.pop("profiles", {})
     if not isinstance(profiles, dict):
@@ -128,13 +142,24 @@ def _override(text: str) -> Table:
     one_line = "\n" not in text.strip()
     if not found or not one_line or not re.fullmatch(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*", path.strip()):
         raise ExperimentError(f"--set {text}: expected path.to.field=value, e.g. --set update.steps=4")
+    parts = path.strip().split(".")
+    if parts[0] in ("kifu", "profiles"):
+        raise ExperimentError(f"--set {text}: `{parts[0]}` cannot be set with --set; change the file")
+    if len(parts) > _DEEPEST:
+        raise ExperimentError(f"--set {text}: nested too deeply")
     try:
         parsed = tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
+    except RecursionError as deep:
+        raise ExperimentError(f"--set {text}: nested too deeply") from deep
+    except ValueError:
         parsed = value.strip()
-    for part in reversed(path.strip().split(".")):
+    for part in reversed(parts):
         parsed = {part: parsed}
     return cast(Table, parsed)
+
+
+_DEEPEST = 32
+"""Names in the path of a field; no field lies so deep."""
 
 
 def _check_names(table: object, where: str) -> None:
@@ -148,12 +173,31 @@ def _check_names(table: object, where: str) -> None:
 
 def _validate(model: type[BaseModel], data: Table, *, where: str) -> BaseModel:
     try:
+        _refuse_no_json(data, where=where)
         # JSON mode lets TOML's arrays become tuples and integers become floats, and nothing else.
         return model.model_validate_json(json.dumps(data, allow_nan=True))
     except ValidationError as problem:
         raise ExperimentError(_explain(problem, model, where)) from problem
-    except (TypeError, ValueError) as problem:
-        raise ExperimentError(f"{where}: a value that JSON cannot hold: {problem}") from problem
+    except RecursionError as deep:
+        raise ExperimentError(f"{where}: nested too deeply") from deep
+
+
+def _refuse_no_json(value: object, *, where: str, path: str = "") -> None:
+    """Refuse what TOML or Python can say and no field holds, as a date, by the field's name."""
+    match value:
+        case dict():
+            for key, item in value.items():
+                _refuse_no_json(item, where=where, path=f"{path}.{key}" if path else f"{key}")
+        case list() | tuple():
+            for at, item in enumerate(value):
+                _refuse_no_json(item, where=where, path=f"{path}.{at}")
+        case None | str() | int() | float():
+            pass
+        case _:
+            kind = type(value).__name__
+            raise ExperimentError(
+                f"{where}: {path}: found {value} ({kind}), expected text, a number, a list or a table"
+            )
 
 
 def _explain(problem: ValidationError, model: type[BaseModel], where: str) -> str:

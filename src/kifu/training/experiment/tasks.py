@@ -14,11 +14,12 @@ from kifu.envs import Environment, Task
 from kifu.envs.questions import LIMIT_S, asked
 from kifu.envs.splits import SPLITS
 from kifu.errors import ExperimentError, UsageError
+from kifu.training.experiment.arguments import MAX_SEED
 
 Generator = Callable[[str, int], Iterable[Task]]
 """(split, first seed) to an endless stream of tasks, one per seed."""
 
-_RANGE = re.compile(r"seed\s+(\d[\d_]*)\s*\.\.\s*(\d[\d_]*)?")
+_RANGE = re.compile(r"seed\s+(\d[\d_]{0,40})\s*\.\.\s*(\d[\d_]{0,40})?")
 _OPEN = 1 << 31
 _CHECKED = 64
 """Tasks of a split that are made before a run begins."""
@@ -51,13 +52,17 @@ def parse_splits(splits: Mapping[str, str]) -> dict[str, SeedRange]:
                 f"environment.splits.{name}: found {text!r}, expected `seed FIRST..` or `seed FIRST..LAST`"
             )
         found[name] = (int(match[1]), int(match[2]) if match[2] else None)
+        if max(number for number in found[name] if number is not None) > MAX_SEED:
+            raise ExperimentError(f"environment.splits.{name}: found {text!r}, expected seeds up to {MAX_SEED}")
     starts = sorted(first for first, _ in found.values())
     ranges = {}
     for name, (first, last) in found.items():
         following = next((start for start in starts if start > first), _OPEN)
         ranges[name] = SeedRange(first=first, last=following - 1 if last is None else last)
         if ranges[name].last < first:
-            raise ExperimentError(f"environment.splits.{name}: {splits[name]!r} holds no seed")
+            raise ExperimentError(
+                f"environment.splits.{name}: found {splits[name]!r}, which holds no seed; expected FIRST at most LAST"
+            )
     _refuse_overlap(ranges)
     return ranges
 
