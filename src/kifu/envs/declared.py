@@ -28,6 +28,9 @@ def check_declared(environment: type[Environment]) -> None:
         if not fits:
             found = visible(repr(getattr(environment, name)))[:100]
             raise UsageError(f"environment `{environment.__name__}`: {name} is {found}, expected {wanted}")
+    for name in ("reset", "verify"):
+        if getattr(environment, name) is getattr(Environment, name):
+            raise UsageError(f"environment `{environment.__name__}` defines no {name}(), and every environment must")
 
 
 def check_components(environment: type[Environment], names: Iterable[str], *, where: str) -> None:

@@ -5,7 +5,7 @@ before is collected again, minus what was already accepted. The loop knows no al
 """
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from kifu.batching import PackedBatch, pack_rows
@@ -346,7 +346,7 @@ class Loop:
             version, members, split=layer.split, data=self._supply.learned_from(self.progress.step)
         )
 
-    def _stalled(self, assembled: Assembled, members: Iterable[Trajectory], stage: Stage) -> None:
+    def _stalled(self, assembled: Assembled, members: Collection[Trajectory], stage: Stage) -> None:
         from_records = stage.stored is not None
         over = {cost for member in members for cost in limits_exceeded(member, stage.rules.charges)}
         is_solved = not from_records and not over and all(judged_success(member) is True for member in members)
@@ -360,6 +360,12 @@ class Loop:
             raise NoSignalError(
                 f"{patience} steps in a row in which `{stage.method}` found nothing to learn in the stored records. "
                 "Give it records with several attempts at a task that were not all judged alike"
+            )
+        silent = [item.outcome for item in members if not item.turns]
+        if self.progress.stalled >= patience and len(silent) == len(members) > 0:
+            raise NoSignalError(
+                f"{patience} steps in a row in which the policy wrote no turn: {silent[0].reason}, {silent[0].detail}. "
+                "Where the opening fills the context, raise environment.collector_limits.tokens"
             )
         if self.progress.stalled >= patience:
             raise NoSignalError(

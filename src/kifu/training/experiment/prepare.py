@@ -159,7 +159,7 @@ class Prepared:
     @property
     def max_tokens(self) -> int:
         """Of a rollout's context."""
-        return self.experiment.environment.collector_limits.tokens or 1024
+        return self.experiment.environment.collector_limits.tokens
 
     def engine_spec(self, stage: Stage, *, seed: int, initial: Weights | None = None) -> EngineSpec:
         """What to ask the engine for."""
@@ -267,6 +267,11 @@ def _check_stages(
 ) -> None:
     """Refuse a stage that cannot work with this environment and this policy."""
     check_history(experiment, stages, environment=environment)
+    if not tools and experiment.policy.decoding.grammar == "tools":
+        raise ExperimentError(
+            f"policy.decoding.grammar = `tools`: environment `{environment.__name__}` has no tool, so no turn could be "
+            "written; mark its methods with @kifu.tool, or leave the grammar out"
+        )
     check_memory(experiment, tools, environment=environment)
     for stage in stages:
         with in_stage(stage.name, experiment):
