@@ -153,3 +153,14 @@ def test_the_starter_learns_its_task(kifu: Kifu, tmp_path: Path) -> None:
     evaluations = json.loads(found.stdout)["evaluations"]
     assert evaluations[0]["success"]["mean"] <= 0.6
     assert evaluations[-1]["success"]["mean"] >= 0.9
+
+
+@pytest.mark.parametrize("name", ["class", "kifu", "json", "numpy"])
+def test_a_starter_that_would_hide_a_module_is_refused(kifu: Kifu, tmp_path: Path, name: str) -> None:
+    found = kifu("init", name, "--folder", tmp_path)
+    assert (found.exit_code, f"`{name}`" in found.stderr, list(tmp_path.iterdir())) == (2, True, [])
+
+
+@pytest.mark.parametrize("group", ["envs", "models"])
+def test_a_group_alone_lists_as_json_too(kifu: Kifu, group: str) -> None:
+    assert json.loads(kifu(group, "--json").stdout) == json.loads(kifu(group, "list", "--json").stdout)

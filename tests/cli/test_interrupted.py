@@ -16,7 +16,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background
 import {module} as module
 
 def pressed(*args, **kwargs):
-    os.kill(os.getpid(), signal.SIGINT)
+    os.kill(os.getpid(), signal.{number})
     raise AssertionError("the signal comes first")
 
 module.{name} = pressed
@@ -25,9 +25,9 @@ main()
 """
 
 
-def _interrupt(module: str, name: str, *arguments: str) -> tuple[int, str]:
-    """Run a command that is sent SIGINT the moment it calls ``module.name``."""
-    program = _PRESSED.format(module=module, name=name)
+def _interrupt(module: str, name: str, *arguments: str, number: str = "SIGINT") -> tuple[int, str]:
+    """Run a command that is sent a signal the moment it calls ``module.name``."""
+    program = _PRESSED.format(module=module, name=name, number=number)
     child = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True)
     return child.returncode, child.stderr
 
@@ -55,6 +55,16 @@ def test_an_interrupted_command_says_what_it_left(
 
     assert (code, says in errors, "Traceback" in errors) == (128 + signal.SIGINT, True, False), errors
     assert not run.exists() or not list(run.iterdir())
+
+
+@pytest.mark.parametrize("number", ["SIGTERM", "SIGHUP"])
+def test_other_signals_that_ask_for_an_end_are_told_alike(experiment: Write, tmp_path: Path, number: str) -> None:
+    code, errors = _interrupt("kifu.cli.deferred", "load", "doctor", number=number)
+    assert (code, "`kifu doctor` had not finished." in errors) == (130, True), errors
+
+    given = ("train", str(experiment()), "--profile", "check", "--out", str(tmp_path / "run"))
+    code, errors = _interrupt("kifu.training.run", "prepare", *given, number=number)
+    assert (code, "The run had not begun" in errors, "Traceback" in errors) == (130, True, False), errors
 
 
 _SCRIPT = """

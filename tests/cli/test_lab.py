@@ -71,6 +71,7 @@ def test_groups_that_never_compare_say_never(kifu: Kifu, p: int) -> None:
         (["softmax", "--logits", "2,x"], "found '2,x'"),
         (["softmax", "--logits", "1,2", "--temperature", "0"], "temperature"),
         (["return", "--rewards", "1", "--gamma", "1.5"], "gamma"),
+        (["return", "--rewards=1e308,1e308", "--gamma", "1"], "--rewards: the result is beyond what a float can hold"),
         (["groups", "--p", "2", "--size", "8"], "p must lie in [0, 1]"),
         (["corridor", "--episodes", "0"], "at least 1 episode"),
     ],

@@ -15,7 +15,7 @@ def _send(number: signal.Signals) -> None:
     os.kill(os.getpid(), number)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_the_first_signal_asks_on_the_loop_and_interrupts_nothing(number: signal.Signals) -> None:
     asked: list[str] = []
 

@@ -1,6 +1,7 @@
 """The command's entry."""
 
 import os
+import signal
 import sys
 from importlib.metadata import version
 from typing import Annotated
@@ -12,6 +13,7 @@ from kifu.cli.commands import COMMANDS
 from kifu.cli.console import INTERRUPTED, help_if_alone
 from kifu.cli.deferred import defer
 from kifu.cli.interrupted import interrupted_message, was_told
+from kifu.training.stopping import asked_to_end
 
 app = Application(name="kifu", invoke_without_command=True)
 
@@ -40,6 +42,9 @@ for _name, (_where, _summary) in COMMANDS.items():
 def main() -> None:
     """Run the command of ``sys.argv``."""
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # standard error shows kifu's own progress
+    for number in asked_to_end():  # whichever it is and whenever it comes, it ends a command as Ctrl-C does
+        if number is not signal.SIGINT:
+            signal.signal(number, signal.default_int_handler)
     try:
         app(prog_name="kifu")
     except (KeyboardInterrupt, SystemExit) as ended:  # typer makes the one the other where no command caught it

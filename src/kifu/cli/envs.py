@@ -29,10 +29,10 @@ _QUESTIONS = (
 
 
 @app.callback()
-def _alone(context: typer.Context) -> None:
+def _alone(context: typer.Context, *, as_json: AsJson = False) -> None:
     """List, describe and check environments; without a command they are listed."""
     if context.invoked_subcommand is None:
-        listed()
+        listed(as_json=as_json)
 
 
 @app.command("list")

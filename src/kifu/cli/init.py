@@ -1,5 +1,7 @@
 """``kifu init``."""
 
+import keyword
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -31,6 +33,9 @@ def init(
     there = [str(folder / file) for file in files if (folder / file).exists()]
     if there:
         raise StorageError(f"{there[0]}: exists already, and `kifu init` overwrites nothing; choose another name")
+    if keyword.iskeyword(name) or find_spec(name) is not None:
+        why = "a word of the language" if keyword.iskeyword(name) else f"installed, and {name}.py would hide it"
+        raise UsageError(f"kifu init: found name `{name}`, which is {why}; choose another")
     folder.mkdir(parents=True, exist_ok=True)
     for file, text in files.items():
         (folder / file).write_text(text, encoding="utf-8")

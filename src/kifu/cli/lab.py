@@ -1,8 +1,11 @@
 """``kifu lab``: small worlds with exact answers."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 import typer
 
 from kifu.cli.application import Application
@@ -38,6 +41,18 @@ def _numbers(text: str, what: str) -> list[float]:
         return [float(item) for item in text.split(",")]
     except ValueError as cause:
         raise ArgumentError(f"{what}: found {text!r}, expected numbers separated by commas, e.g. 2,1,0,-1") from cause
+
+
+@contextmanager
+def _finite(what: str) -> Iterator[None]:
+    """Refuse numbers whose results no float can hold."""
+    try:
+        with np.errstate(over="raise", invalid="raise"):
+            yield
+    except FloatingPointError as cause:
+        raise ArgumentError(
+            f"{what}: the result is beyond what a float can hold ({cause}); give smaller ones"
+        ) from cause
 
 
 @app.command()
@@ -100,7 +115,8 @@ def returns(
     as_json: AsJson = False,
 ) -> None:
     """Discounted return from every step on."""
-    found = discounted_returns(_numbers(rewards, "--rewards"), gamma=gamma)
+    with _finite("--rewards"):
+        found = discounted_returns(_numbers(rewards, "--rewards"), gamma=gamma)
     _show({"returns": found.tolist()}, as_json=as_json)
 
 

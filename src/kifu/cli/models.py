@@ -43,10 +43,10 @@ def _describe(model: ModelFolder, *, as_json: bool) -> None:
 
 
 @app.callback()
-def _alone(context: typer.Context) -> None:
+def _alone(context: typer.Context, *, as_json: AsJson = False) -> None:
     """Get and describe models; without a command those in the cache are listed."""
     if context.invoked_subcommand is None:
-        listed()
+        listed(as_json=as_json)
 
 
 @app.command("list")

@@ -134,7 +134,10 @@ class Observer:
             self._pending |= {"evaluation/states_in_data": met.states, "evaluation/actions_in_data": met.actions}
         mean = "no verdict" if found["mean"] is None else f"{found['mean']:.2f}"
         interval = "" if found["mean"] is None else f" [{found['low']:.2f}, {found['high']:.2f}]"
-        self.say(f"{split}  version {version}  success {mean}{interval}  ({summary.tasks} tasks{_cuts(trajectories)})")
+        count = "1 task" if summary.tasks == 1 else f"{summary.tasks} tasks"
+        if len(trajectories) > summary.tasks:
+            count += f" that differ, {len(trajectories)} attempts"
+        self.say(f"{split}  version {version}  success {mean}{interval}  ({count}{_cuts(trajectories)})")
 
     def end(self, seen: StepSeen) -> None:
         """A step is closed: one line of metrics, one of progress."""

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM while a run works."""
+"""Ctrl-C and other signals that ask for an end, while a run works."""
 
 import signal
 import sys
@@ -16,6 +16,12 @@ _Hook: TypeAlias = Callable[[type[BaseException], BaseException, TracebackType |
 
 _ASKED = (signal.SIGINT, signal.SIGTERM)
 """By a user, by a scheduler that wants the machine back."""
+
+
+def asked_to_end() -> tuple[signal.Signals, ...]:
+    """Signals that ask this process to end; a terminal that closes asks too, unless it is ignored as by ``nohup``."""
+    closes = getattr(signal, "SIGHUP", None)
+    return _ASKED if closes is None or signal.getsignal(closes) is signal.SIG_IGN else (*_ASKED, closes)
 
 
 @contextmanager
@@ -37,7 +43,7 @@ def stoppable(stop: Callable[[], None], running: AbstractEventLoop) -> Iterator[
             raise KeyboardInterrupt
         running.call_soon_threadsafe(stop)
 
-    before = {number: signal.signal(number, hear) for number in _ASKED}
+    before = {number: signal.signal(number, hear) for number in asked_to_end()}
     try:
         yield
     finally:
