@@ -137,12 +137,16 @@ def test_a_forked_child_does_not_hold_the_lock_of_its_parent(tmp_path: Path) -> 
     """The child outlives the store, as one that an environment leaves behind; while the store is open, it is locked."""
     store = RunStore(tmp_path)
     hold, let_go = os.pipe()
+    begun, begins = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(let_go)
+        os.write(begins, b"!")
         os.read(hold, 1)  # until the parent is done
         os._exit(0)
+    os.close(begins)
     try:
+        os.read(begun, 1)
         assert writer_of(tmp_path) == str(os.getpid())
         store.close()
         assert writer_of(tmp_path) is None
@@ -150,4 +154,5 @@ def test_a_forked_child_does_not_hold_the_lock_of_its_parent(tmp_path: Path) -> 
     finally:
         os.close(let_go)
         os.close(hold)
+        os.close(begun)
         os.waitpid(child, 0)

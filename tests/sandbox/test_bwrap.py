@@ -17,6 +17,7 @@ from kifu.sandbox import (
     open_sandbox,
     shell,
 )
+from kifu.sandbox.ns.server import FIRST_UID
 from kifu.testing import check_sandbox
 
 TOP = Path(__file__).resolve().parents[2]
@@ -42,6 +43,23 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> str:
     if got.returncode:
         pytest.skip(f"bubblewrap is neither installed nor to be had: {got.stderr.strip()[-200:]}")
     return str(folder / "usr" / "bin" / "bwrap")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="starts processes of another user")
+def test_other_processes_of_its_user_take_nothing_from_a_box(program: str) -> None:
+    crowd = [subprocess.Popen(["sleep", "600"], user=FIRST_UID) for _ in range(80)]
+    backend = BwrapBackend(program=program)
+    try:
+        policy = Policy(tools=(shell(),), limits=Limits(pids=16), require=frozenset())
+        with open_sandbox(policy, backends=[backend]) as sandbox:
+            assert sandbox.call("bash", {"command": "echo here"}).out == b"here\n"
+            many = sandbox.call("bash", {"command": "for at in $(seq 40); do sleep 9 & done; wait"})
+            assert b"fork" in many.err.lower()
+    finally:
+        backend.close()
+        for process in crowd:
+            process.kill()
+            process.wait()
 
 
 def test_it_keeps_the_contract_and_proves_what_it_can(program: str) -> None:

@@ -151,7 +151,7 @@ class BwrapBox:
             self._program,
             *("--seccomp", str(given["seccomp"]), "--json-status-fd", str(status_end), "--sync-fd", str(alive_end)),
             *("--ro-bind-data", str(given["passwd"]), "/etc/passwd", "--args", str(given["args"])),
-            *("--", *command.argv),
+            *("--", *_counted(command.limits), *command.argv),
         ]
         try:
             process = subprocess.Popen(
@@ -248,7 +248,6 @@ def _limited(limits: Limits) -> list[str]:
     return [
         shutil.which("prlimit") or "prlimit",
         *memory,
-        f"--nproc={limits.pids}",
         f"--cpu={limits.cpu_s}",
         f"--fsize={limits.file_bytes}",
         f"--nofile={limits.open_files}",
@@ -256,6 +255,11 @@ def _limited(limits: Limits) -> list[str]:
         "--memlock=0",
         "--msgqueue=0",
     ]
+
+
+def _counted(limits: Limits) -> list[str]:
+    """Set inside the box, where the processes of its own user namespace are counted; outside, all of the user's are."""
+    return ["/usr/bin/prlimit", f"--nproc={limits.pids}", "--"]
 
 
 def _memory(data: bytes) -> int:

@@ -27,6 +27,7 @@ from kifu.render import (
     load_renderer,
 )
 from kifu.rollout import Limits, Script, Setting
+from kifu.training.experiment.agent_layers import OutsideAgentLayer
 from kifu.training.experiment.components import check_paid
 from kifu.training.experiment.discount import with_discount
 from kifu.training.experiment.examples import script_of, worked_examples
@@ -267,7 +268,8 @@ def _check_stages(
 ) -> None:
     """Refuse a stage that cannot work with this environment and this policy."""
     check_history(experiment, stages, environment=environment)
-    if not tools and experiment.policy.decoding.grammar == "tools":
+    is_outside = isinstance(experiment.policy, HfPolicy) and isinstance(experiment.policy.agent, OutsideAgentLayer)
+    if not tools and not is_outside and experiment.policy.decoding.grammar == "tools":
         raise ExperimentError(
             f"policy.decoding.grammar = `tools`: environment `{environment.__name__}` has no tool, so no turn could be "
             "written; mark its methods with @kifu.tool, or leave the grammar out"
