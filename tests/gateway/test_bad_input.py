@@ -244,6 +244,7 @@ async def test_a_connection_that_takes_nothing_is_given_up(
             port, own_port = client.base_url.port, silent.getsockname()[1]
             await _until(lambda: _waiting_bytes(port, own_port) not in (None, 0))
             await _until(lambda: _waiting_bytes(port, own_port) is None)
+            assert _waiting_bytes(port, own_port) is None
 
 
 async def _until(is_so: Callable[[], bool]) -> None:

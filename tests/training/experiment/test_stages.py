@@ -200,10 +200,8 @@ class TestStartingPoints:
         assert tried == [0, begins[2] - 1, begins[3], begins[4] - 1, begins[5] - 1, len(versions(restarted)) - 1]
 
 
-@pytest.mark.parametrize("after", [0, 1, 2, 3])
-def test_stopped_at_any_boundary_it_goes_on_as_if_nothing_was(
-    after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, untouched: Path
-) -> None:
+def _stopped_and_resumed(stages: dict[str, Any], after: int, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Train, interrupted at the end of a step, and go on."""
     inner = Observer.end
 
     def stop(observer: Observer, seen: Any) -> None:  # noqa: ANN401 (passed on)
@@ -213,9 +211,16 @@ def test_stopped_at_any_boundary_it_goes_on_as_if_nothing_was(
 
     monkeypatch.setattr(Observer, "end", stop)
     with pytest.raises((KeyboardInterrupt, InterruptedRun)):
-        train(staged(THREE), out=tmp_path / "run", quiet=True)
+        train(staged(stages), out=out, quiet=True)
     monkeypatch.setattr(Observer, "end", inner)
-    resume(tmp_path / "run", quiet=True)
+    resume(out, quiet=True)
+
+
+@pytest.mark.parametrize("after", [0, 1, 2, 3])
+def test_stopped_at_any_boundary_it_goes_on_as_if_nothing_was(
+    after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, untouched: Path
+) -> None:
+    _stopped_and_resumed(THREE, after, tmp_path / "run", monkeypatch)
 
     assert versions(tmp_path / "run") == versions(untouched)
     assert [line.rows for line in read_plan(tmp_path / "run")] == [line.rows for line in read_plan(untouched)]
@@ -408,18 +413,7 @@ class TestRecordsOfAnEarlierStage:
     def test_stopped_between_they_are_read_again(
         self, after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ladder: Path
     ) -> None:
-        inner = Observer.end
-
-        def stop(observer: Observer, seen: Any) -> None:  # noqa: ANN401 (passed on)
-            inner(observer, seen)
-            if seen.step == after:
-                raise KeyboardInterrupt
-
-        monkeypatch.setattr(Observer, "end", stop)
-        with pytest.raises((KeyboardInterrupt, InterruptedRun)):
-            train(staged(LADDER), out=tmp_path / "run", quiet=True)
-        monkeypatch.setattr(Observer, "end", inner)
-        resume(tmp_path / "run", quiet=True)
+        _stopped_and_resumed(LADDER, after, tmp_path / "run", monkeypatch)
 
         assert versions(tmp_path / "run") == versions(ladder)
         assert [line.rows for line in read_plan(tmp_path / "run")] == [line.rows for line in read_plan(ladder)]
