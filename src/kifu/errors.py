@@ -164,7 +164,7 @@ def crossing(error: type[BoundaryError], what: str) -> Iterator[None]:
 
 
 _EXTRAS = {
-    "gateway": ("httpx2", "llguidance", "starlette", "uvicorn"),
+    "gateway": ("aiohttp", "llguidance", "starlette", "uvicorn"),
     "hf": ("torch", "transformers"),
 }
 

@@ -1,7 +1,9 @@
 """The gateway over a real socket: dialects, streams, capabilities, limits, hostile bodies."""
 
 import asyncio
+import gc
 import json
+import socket
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Any
@@ -60,6 +62,28 @@ async def test_a_chat_of_two_turns_with_a_tool(serve: Serve, turns: Turns, live:
     record = await gateway.seal(KEY.id)
     assert len(record.tapes) == 1
     assert rebuild_check(record) == []
+
+
+async def test_no_answer_waits_for_the_clients_acknowledgement_of_the_one_before(
+    serve: Serve, turns: Turns, live: Live
+) -> None:
+    gateway = serve(turns("one"))
+    async with live(gateway) as (_, client):
+        await client.post("/v1/chat/completions", json=chat(stream=True))
+        port = client.base_url.port
+        ends = [found.get_extra_info("socket") for found in gc.get_objects() if isinstance(found, asyncio.Transport)]
+        served = [end for end in ends if end is not None and end.fileno() >= 0 and end.getsockname()[1] == port]
+        assert served
+        assert all(end.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) for end in served)
+
+
+async def test_calls_that_were_answered_are_under_way_no_more(serve: Serve, turns: Turns, live: Live) -> None:
+    gateway = serve(turns("one"))
+    async with live(gateway) as (_, client):
+        for at in range(3):
+            await client.post("/v1/chat/completions", json=chat(f"call {at}"))
+        assert gateway.under_way == gateway.rollout(KEY.id).under_way == 0
+        assert not gateway.desk.running
 
 
 async def test_a_streamed_chat_says_what_the_whole_one_says(serve: Serve, turns: Turns, live: Live) -> None:

@@ -30,4 +30,4 @@ def test_the_command_names_the_extra_that_is_missing() -> None:
 
 def test_the_decorators_at_the_top_need_no_package_of_the_gateway() -> None:
     program = "import kifu; print(kifu.agent(lambda task, endpoint: 'x').id, kifu.reward.__name__)"
-    assert told(program, "starlette", "uvicorn", "llguidance", "httpx2", "torch") == "function:<lambda> reward"
+    assert told(program, "starlette", "uvicorn", "llguidance", "aiohttp", "torch") == "function:<lambda> reward"

@@ -1,7 +1,8 @@
 """The remote engine with a gateway as its server: the same ids, the same logprobs, and a server that lies."""
 
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 import httpx2
@@ -17,6 +18,7 @@ from kifu.models import ModelFolder
 from kifu.policy import EngineSpec, Machine, Request, ScoreRequest, ScriptedSampler
 from kifu.records import BlobStore, Finish, RolloutKey, RunStore, Sampling, as_ints
 from kifu.render import ChatRenderer
+from kifu.testing.capture_wire import Asking, Reply, listening
 
 KEY = RolloutKey(seed=3, step=0, group=0, member=0)
 IDS = [1, 70, 71, 2, 201]
@@ -31,10 +33,20 @@ def request(**sampling: Any) -> Request:  # noqa: ANN401 - fields
     return Request(context="c", token_ids=as_ints(IDS), sampling=asked, turn=0, max_new_tokens=12)
 
 
-def answering(choice: dict[str, Any], status: int = 200) -> RemoteSampler:
-    """A sampler whose server always answers with one choice."""
-    reply = httpx2.MockTransport(lambda _: httpx2.Response(status, json={"choices": [choice]}))
-    return RemoteSampler("http://x", name="m", transport=reply)
+@asynccontextmanager
+async def answering(choice: dict[str, Any], *replies: Reply) -> AsyncIterator[tuple[RemoteSampler, list[Asking]]]:
+    """A sampler whose server gives some replies and then always one choice, and what the server was asked."""
+    asked: list[Asking] = []
+    first = list(replies)
+
+    async def handle(asking: Asking) -> Reply:
+        asked.append(asking)
+        return first.pop(0) if first else Reply(body=json.dumps({"choices": [choice]}).encode())
+
+    async with listening(handle) as url:
+        sampler = RemoteSampler(url, name="m", key="k")
+        yield sampler, asked
+        await sampler.aclose()
 
 
 async def test_a_gateway_as_server_gives_the_models_own_ids_and_logprobs(
@@ -90,7 +102,8 @@ GOOD = {"token_ids": [70, 2], "logprobs": {"token_logprobs": [-0.5, -0.1]}, "fin
 
 
 async def test_a_sound_answer_is_taken() -> None:
-    found = await answering(GOOD).sample(request())
+    async with answering(GOOD) as (sampler, _):
+        found = await sampler.sample(request())
     assert (found.token_ids.tolist(), found.finish) == ([70, 2], Finish.STOP)
     assert found.sampled.tolist() == [True, True]
 
@@ -111,26 +124,77 @@ async def test_a_sound_answer_is_taken() -> None:
 async def test_an_answer_that_cannot_be_recorded_is_a_failure_of_the_engine(
     changed: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(EngineFailure, match=message):
-        await answering({**GOOD, **changed}).sample(request())
+    async with answering({**GOOD, **changed}) as (sampler, _):
+        with pytest.raises(EngineFailure, match=message):
+            await sampler.sample(request())
 
 
 async def test_what_the_server_would_not_report_is_not_asked_for() -> None:
-    sampler = answering(GOOD)
-    for sampling, message in (({"top_p": 0.9}, "support"), ({"temperature": 0.5}, "temperature 1")):
-        with pytest.raises(UsageError, match=message):
-            await sampler.sample(request(**sampling))
+    async with answering(GOOD) as (sampler, heard):
+        for sampling, message in (({"top_p": 0.9}, "support"), ({"temperature": 0.5}, "temperature 1")):
+            with pytest.raises(UsageError, match=message):
+                await sampler.sample(request(**sampling))
+    assert not heard
 
 
 async def test_a_server_is_never_asked_to_score_and_the_refusal_says_what_can() -> None:
     asked = ScoreRequest(token_ids=as_ints(IDS), positions=as_ints([1]), sampling=Sampling(stream="s"))
-    with pytest.raises(UsageError, match="does not score 1 requests; use engine `hf`"):
-        await answering({}).score([asked])
+    async with answering(GOOD) as (sampler, heard):
+        with pytest.raises(UsageError, match="does not score 1 requests; use engine `hf`"):
+            await sampler.score([asked])
+    assert not heard
 
 
 async def test_a_refusal_of_the_server_is_not_tried_again() -> None:
-    with pytest.raises(EngineFailure, match="status 400"):
-        await answering(GOOD, status=400).sample(request())
+    async with answering(GOOD, Reply(status=400, body=b"no such model")) as (sampler, heard):
+        with pytest.raises(EngineFailure, match="status 400: no such model"):
+            await sampler.sample(request())
+    assert len(heard) == 1
+
+
+async def test_a_server_that_fails_for_a_moment_is_asked_again_under_one_key() -> None:
+    async with answering(GOOD, Reply(status=503), Reply(drop=True)) as (sampler, heard):
+        found = await sampler.sample(request())
+    assert found.token_ids.tolist() == [70, 2]
+    assert [item.headers["x-stainless-retry-count"] for item in heard] == ["0", "1", "2"]
+    assert len({item.headers["idempotency-key"] for item in heard}) == 1
+    assert {item.headers["authorization"] for item in heard} == {"Bearer k"}
+    assert len({item.body for item in heard}) == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b"[" * 100_000, "not JSON"),
+        (b"\xff", "not JSON"),
+        (b"[]", "no JSON object"),
+        (b"{}", "lacks 'choices'"),
+    ],
+)
+async def test_an_answer_that_is_no_completion_is_a_failure_of_the_engine(body: bytes, message: str) -> None:
+    async with answering(GOOD, Reply(body=body)) as (sampler, _):
+        with pytest.raises(EngineFailure, match=message):
+            await sampler.sample(request())
+
+
+async def test_an_answer_without_an_end_and_a_redirection_are_not_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kifu.engines.remote.sampler.MAX_ANSWER_BYTES", 1 << 20)
+    sent = 0
+
+    async def endless() -> AsyncIterator[bytes]:
+        nonlocal sent
+        while True:
+            sent += 1 << 16
+            yield b" " * (1 << 16)
+
+    async with answering(GOOD, Reply(pieces=endless())) as (sampler, _):
+        with pytest.raises(EngineFailure, match="more than 1048576 bytes"):
+            await sampler.sample(request())
+    assert sent < 64 << 20
+    async with answering(GOOD, Reply(status=307, body=b"elsewhere")) as (sampler, heard):
+        with pytest.raises(EngineFailure, match="status 307: elsewhere"):
+            await sampler.sample(request())
+    assert len(heard) == 1
 
 
 def test_the_engine_is_found_by_its_name_and_refuses_to_train() -> None:

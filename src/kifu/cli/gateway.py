@@ -1,6 +1,7 @@
 """``kifu gateway``."""
 
 import asyncio
+import gc
 import os
 import signal
 from dataclasses import asdict
@@ -114,16 +115,32 @@ async def _serve(
     stopped = asyncio.Event()
     for name in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(name, stopped.set)
-    with running(
-        out, engine=engine, renderer=renderer, serving=how, served=served, constrain=Grammars(renderer), admin_key=key
-    ) as kept:
-        async with serving(kept, host=address[0], port=address[1], admin_key=key) as url:
-            found = [await _opened(kept, task, at, url=url) for at, task in enumerate(tasks)]
-            told: dict[str, Any] = {"url": url, "run": str(out), "open": list(kept.rollouts), "rollouts": found}
-            if admin is None:
-                told["admin_key"] = key
-            _tell(told, as_json=as_json)
-            await stopped.wait()
+    try:
+        with running(
+            out,
+            engine=engine,
+            renderer=renderer,
+            serving=how,
+            served=served,
+            constrain=Grammars(renderer),
+            admin_key=key,
+        ) as kept:
+            async with serving(kept, host=address[0], port=address[1], admin_key=key) as url:
+                found = [await _opened(kept, task, at, url=url) for at, task in enumerate(tasks)]
+                told: dict[str, Any] = {"url": url, "run": str(out), "open": list(kept.rollouts), "rollouts": found}
+                if admin is None:
+                    told["admin_key"] = key
+                _tell(told, as_json=as_json)
+                _spare_the_collector()
+                await stopped.wait()
+    finally:
+        await engine.hang_up()
+
+
+def _spare_the_collector() -> None:
+    """Leave what was loaded out of garbage collections: each would go through some million objects, and calls wait."""
+    gc.collect()
+    gc.freeze()
 
 
 async def _opened(kept: Gateway, task: str, at: int, *, url: str) -> dict[str, Any]:

@@ -96,8 +96,8 @@ class Capture:
         self._states: set[str] = set()
         self._spoken: dict[str, Node] = {}
         """First turn by the key of its message."""
-        self._openings: list[tuple[TapeBuilder, int]] = []
-        """Tapes that began a conversation, and where their first turn begins."""
+        self._openings: list[tuple[TapeBuilder, bytes]] = []
+        """Tapes that began a conversation, and their ids before the first turn."""
         self._bare: list[tuple[Node, str]] = []
         """Bare completions, each with the text of prompt and answer; empty where ids were given."""
         self._tape: TapeBuilder | None = None
@@ -242,7 +242,7 @@ class Capture:
             source = source or self._tape
             tape, forked = (TapeBuilder(), None) if source is None else (source.fork(count), count)
             pieces = dropped(pieces, count) if forked is not None else pieces
-            self._openings.append((tape, int(ids.size)))
+            self._openings.append((tape, _key(ids)))
         self._tape = tape
         self.forks += forked is not None
         for piece in pieces:
@@ -250,15 +250,13 @@ class Capture:
         return tape, forked
 
     def _opening(self, ids: Ints) -> tuple[TapeBuilder | None, int]:
-        """The tape whose beginning, before anything was sampled, is shared for longest."""
+        """The tape whose beginning, before anything was sampled, is shared for longest; of equals the first."""
         best: TapeBuilder | None = None
-        longest = 0
-        for tape, limit in self._openings:
-            size = min(limit, ids.size)
-            differs = np.flatnonzero(tape.ids[:size] != ids[:size])
-            shared = int(differs[0]) if differs.size else size
-            if shared > longest:
-                best, longest = tape, shared
+        longest, wanted = 0, _key(ids)
+        for tape, opening in self._openings:
+            more = _WIDTH * (longest + 1)
+            if more <= len(wanted) and opening.startswith(wanted[:more]):
+                best, longest = tape, _shared(opening, wanted)
         return best, longest
 
     def _write(
@@ -332,9 +330,25 @@ class Capture:
         self._turns[parent.turn] = replace(turn, action=action, results=tuple(results))
 
 
+_WIDTH = 4
+"""Bytes of one id."""
+
+
+def _key(token_ids: Ints) -> bytes:
+    """Ids as little-endian int32."""
+    return token_ids.astype("<i4").tobytes()
+
+
+def _shared(one: bytes, two: bytes) -> int:
+    """Tokens that two keys have in common at their beginning."""
+    size = min(len(one), len(two)) // _WIDTH
+    differs = np.flatnonzero(np.frombuffer(one, "<i4", size) != np.frombuffer(two, "<i4", size))
+    return int(differs[0]) if differs.size else size
+
+
 def digest_of(token_ids: Ints) -> str:
     """SHA-256 of ids as little-endian int32."""
-    return hashlib.sha256(token_ids.astype("<i4").tobytes()).hexdigest()
+    return hashlib.sha256(_key(token_ids)).hexdigest()
 
 
 def dropped(pieces: Sequence[Piece], count: int) -> tuple[Piece, ...]:

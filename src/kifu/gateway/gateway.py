@@ -126,7 +126,7 @@ class Gateway:
     @property
     def under_way(self) -> int:
         """Calls not answered yet, of all rollouts."""
-        return sum(item.rollout.under_way for item in self._open.values())
+        return self.desk.under_way
 
     @property
     def rollouts(self) -> tuple[str, ...]:

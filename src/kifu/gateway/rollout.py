@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -51,6 +51,13 @@ class Desk:
     keep: Callable[[Generation], None] = lambda generation: None
     """Makes the bitmaps that the supports of a generation name durable."""
     clock: Callable[[], float] = time.time
+    running: "set[asyncio.Future[Captured]]" = field(default_factory=set)
+    """Calls of all rollouts that are not answered yet; one that has just been may still be here."""
+
+    @property
+    def under_way(self) -> int:
+        """Calls not answered yet, of all rollouts."""
+        return sum(not task.done() for task in self.running)
 
     @property
     def vocabulary(self) -> int:
@@ -136,13 +143,14 @@ class Rollout:
         self.traces = Traces(log, limit=desk.serving.limits.spans)
         self._log = log
         self._calls: list[Underway] = []
+        self._running: set[asyncio.Future[Captured]] = set()
         self.allowance = allowance or Allowance()
         self.sealed = False
 
     @property
     def under_way(self) -> int:
         """Calls not answered yet."""
-        return sum(not call.task.done() for call in self._calls)
+        return sum(not task.done() for task in self._running)
 
     def begin(
         self, asked: Asked, *, body: str, retry: int = 0, retry_key: str = "", notes: tuple[Event, ...] = ()
@@ -193,8 +201,8 @@ class Rollout:
             retry_key=retry_key,
             task=asyncio.create_task(self._answer(placed)),
         )
-        call.task.add_done_callback(_looked_at)
         self._calls.append(call)
+        _begin(call.task, self._running, self.desk.running)
         self.counts.calls += 1
         self.counts.unknown_fields += len(asked.unknown)
         return call
@@ -222,7 +230,7 @@ class Rollout:
     async def close(self) -> None:
         """Take no more calls and stop those under way."""
         self.sealed = True
-        open_tasks = [call.task for call in self._calls if not call.task.done()]
+        open_tasks = [task for task in self._running if not task.done()]
         for task in open_tasks:
             task.cancel()
         await asyncio.gather(*open_tasks, return_exceptions=True)
@@ -418,6 +426,14 @@ class Rollout:
 
 def _failed(task: "asyncio.Future[Captured]") -> bool:
     return task.done() and (task.cancelled() or task.exception() is not None or task.result().error is not None)
+
+
+def _begin(task: "asyncio.Future[Captured]", *running: "set[asyncio.Future[Captured]]") -> None:
+    """Count a call until it is answered; the calls ever made are not gone through to know how many are open."""
+    for calls in running:
+        calls.add(task)
+        task.add_done_callback(calls.discard)
+    task.add_done_callback(_looked_at)
 
 
 def _looked_at(task: "asyncio.Future[Captured]") -> None:

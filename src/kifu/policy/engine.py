@@ -1,6 +1,6 @@
 """How an engine is asked for and what it is: one sampler and one trainer over the same weights."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -81,6 +81,10 @@ def _nothing_to_close() -> None:
     """For engines without threads."""
 
 
+async def _nothing_to_hang_up() -> None:
+    """For engines without connections."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
     """What ``build(spec)`` of every engine returns."""
@@ -94,6 +98,8 @@ class Engine:
     """How batches for the trainer are packed: merged by common prefix, or one row per sequence."""
     close: Callable[[], None] = _nothing_to_close
     """Ends threads and frees what the engine holds; nobody uses it after."""
+    hang_up: Callable[[], Awaitable[None]] = _nothing_to_hang_up
+    """Closes connections; awaited before the event loop that sampled ends."""
     counters: Callable[[], Mapping[str, int]] = dict
     """What the sampler counted since it came up: positions that went through the model, positions that were reused,
     contexts that were pushed out. Empty where nothing is counted."""

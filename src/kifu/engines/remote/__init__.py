@@ -65,7 +65,9 @@ def build(spec: EngineSpec) -> Engine:
         has_processed_logprobs=logprobs == "processed",
         timeout_s=float(options.get("timeout_s", 600.0)),
     )
-    return Engine(sampler=sampler, trainer=NoTrainer(), reproducible=False, facts={"server": url})
+    return Engine(
+        sampler=sampler, trainer=NoTrainer(), reproducible=False, hang_up=sampler.aclose, facts={"server": url}
+    )
 
 
 def _refusal() -> UsageError:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import httpx2
+import aiohttp
 import numpy as np
 
 from kifu.errors import EngineFailure, UsageError
@@ -16,6 +16,8 @@ from kifu.records import Finish, as_floats, as_ints
 
 TRIES = 4
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
+_CONNECTIONS = 1024
+_CONNECT_S = 10.0
 _AGAIN = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 
@@ -28,7 +30,6 @@ class RemoteSampler:
         key: sent as ``Authorization: Bearer``; empty sends none.
         has_processed_logprobs: whether the server's logprobs are those of the distribution it samples from.
         timeout_s: of one call, all tries together.
-        transport: of the client, for servers in this process.
     """
 
     def __init__(
@@ -39,15 +40,13 @@ class RemoteSampler:
         key: str = "",
         has_processed_logprobs: bool = False,
         timeout_s: float = 600.0,
-        transport: httpx2.AsyncBaseTransport | None = None,
     ) -> None:
         self._url = f"{url.rstrip('/')}/v1/completions"
         self._name = name
         self._headers = {"authorization": f"Bearer {key}"} if key else {}
         self._has_processed_logprobs = has_processed_logprobs
         self._timeout_s = timeout_s
-        self._transport = transport
-        self._client: httpx2.AsyncClient | None = None
+        self._client: aiohttp.ClientSession | None = None
         self.version = 0
 
     async def sample(self, request: Request) -> Generation:
@@ -79,7 +78,7 @@ class RemoteSampler:
     async def aclose(self) -> None:
         """Close the connections."""
         if self._client is not None:
-            await self._client.aclose()
+            await self._client.close()
             self._client = None
 
     def _check(self, request: Request) -> None:
@@ -118,25 +117,48 @@ class RemoteSampler:
 
     async def _post(self, body: Mapping[str, Any], *, name: str) -> Mapping[str, Any]:
         if self._client is None:
-            limits = httpx2.Limits(max_connections=1024, max_keepalive_connections=256)
-            timeout = httpx2.Timeout(self._timeout_s, connect=10.0)
-            self._client = httpx2.AsyncClient(limits=limits, timeout=timeout, transport=self._transport)
-        key = hashlib.sha256(name.encode()).hexdigest()
+            self._client = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=_CONNECTIONS),
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),  # `sample` limits the whole call
+                cookie_jar=aiohttp.DummyCookieJar(),
+            )
+        data = json.dumps(body, separators=(",", ":")).encode()
+        plain = {**self._headers, "content-type": "application/json"}
+        plain["idempotency-key"] = hashlib.sha256(name.encode()).hexdigest()
         for attempt in range(TRIES):
-            headers = {**self._headers, "idempotency-key": key, "x-stainless-retry-count": str(attempt)}
+            headers = {**plain, "x-stainless-retry-count": str(attempt)}
             try:
-                response = await self._client.post(self._url, json=body, headers=headers)
-            except httpx2.TransportError as error:
+                async with self._client.post(self._url, data=data, headers=headers, allow_redirects=False) as response:
+                    status, answer = response.status, await self._whole(response.content)
+            except aiohttp.ClientError as error:
                 failure = f"{type(error).__name__}: {error}"
             else:
-                if response.status_code == 200:
-                    return _json(response)
-                failure = f"status {response.status_code}: {response.text[:500]}"
-                if response.status_code not in _AGAIN:
+                if status == 200:
+                    return self._parsed(answer)
+                failure = f"status {status}: {answer[:500].decode(errors='replace')}"
+                if status not in _AGAIN:
                     break
             if attempt + 1 < TRIES:
                 await asyncio.sleep(0.1 * 2**attempt)
         raise EngineFailure(f"{self._url}: {failure}")
+
+    async def _whole(self, content: aiohttp.StreamReader) -> bytes:
+        """An answer, which ends in time."""
+        found = bytearray()
+        async for piece in content.iter_any():
+            found += piece
+            if len(found) > MAX_ANSWER_BYTES:
+                raise EngineFailure(f"{self._url}: an answer of more than {MAX_ANSWER_BYTES} bytes")
+        return bytes(found)
+
+    def _parsed(self, answer: bytes) -> Mapping[str, Any]:
+        try:
+            found = json.loads(answer)
+        except (ValueError, RecursionError) as cause:
+            raise EngineFailure(f"{self._url}: the answer is not JSON: {cause}") from cause
+        if not isinstance(found, dict):
+            raise EngineFailure(f"{self._url}: the answer is no JSON object")
+        return found
 
     def _read(self, answer: Mapping[str, Any], request: Request) -> Generation:
         where = f"{self._url}: the answer"
@@ -169,18 +191,6 @@ class RemoteSampler:
 
 def _name(request: Request) -> str:
     return f"{request.sampling.stream}/{request.turn}/{request.context}"
-
-
-def _json(response: httpx2.Response) -> Mapping[str, Any]:
-    if len(response.content) > MAX_ANSWER_BYTES:
-        raise EngineFailure(f"{response.url}: an answer of {len(response.content)} bytes, at most {MAX_ANSWER_BYTES}")
-    try:
-        found = response.json()
-    except ValueError as cause:
-        raise EngineFailure(f"{response.url}: the answer is not JSON: {cause}") from cause
-    if not isinstance(found, dict):
-        raise EngineFailure(f"{response.url}: the answer is no JSON object")
-    return found
 
 
 def _is_id(value: object) -> bool:
