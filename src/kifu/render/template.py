@@ -6,10 +6,11 @@ loop controls and ``generation`` blocks.
 
 import hashlib
 import json
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from functools import wraps
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -22,23 +23,28 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from kifu.errors import RenderError
+from kifu.render.template_limits import (
+    MAX_CHARS,
+    MAX_FORMAT,
+    bounded,
+    check_method,
+    check_repetition,
+    joined,
+    refused,
+    safe_filters,
+)
 from kifu.render.tokenizer import read_json
 
 Value = TypeVar("Value")
 
 MAX_STEPS = 200_000
 MAX_SECONDS = 2.0
-MAX_CHARS = 4_000_000
 MAX_RANGE = 10_000
+MAX_SOURCE = 262_144
+"""Characters of a template. Those of known models have at most a tenth of it."""
 _REMEMBERED = 256
 
-_FILTERS = frozenset(
-    {"abs", "attr", "capitalize", "count", "d", "default", "dictsort", "e", "escape", "first", "float", "indent", "int"}
-    | {"items", "join", "last", "length", "list", "lower", "map", "max", "min", "reject", "rejectattr", "replace"}
-    | {"reverse", "round", "safe", "select", "selectattr", "sort", "string", "sum", "title", "tojson", "trim", "unique"}
-    | {"upper"}
-)
-_WIDENING = frozenset({"center", "expandtabs", "format", "format_map", "ljust", "rjust", "translate", "zfill"})
+_WIDE = re.compile(r"%[-_^#+ ]*[0-9]")
 _FAILURES = (
     jinja2.TemplateError,
     ArithmeticError,
@@ -46,6 +52,7 @@ _FAILURES = (
     LookupError,
     MemoryError,
     RecursionError,
+    SyntaxError,
     TypeError,
     ValueError,
 )
@@ -68,8 +75,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
     def __init__(self) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols])
-        self.filters = {name: _capped(item) for name, item in self.filters.items() if name in _FILTERS}
-        self.filters["tojson"] = _tojson
+        self.filters = safe_filters(self.filters, tick=self.tick)
         self.globals["range"] = _short_range
         self.globals["raise_exception"] = _raise_exception
         for name in ("lipsum", "cycler", "joiner"):
@@ -86,7 +92,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         """Count one step."""
         self._steps += 1
         if self._steps > MAX_STEPS or time.monotonic() > self._deadline:
-            raise jinja2.TemplateRuntimeError(f"it ran longer than {MAX_STEPS} steps or {MAX_SECONDS} s")
+            raise refused(f"it ran longer than {MAX_STEPS} steps or {MAX_SECONDS} s")
         return ""
 
     def counted(self, items: Iterable[object]) -> Iterator[object]:
@@ -97,31 +103,38 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
     def joined(self, *parts: object) -> str:
         """The ``~`` operator."""
-        return _check_size("".join(map(str, parts)))
+        return bounded("".join(map(str, bounded(parts))))
+
+    def made(self, value: Value) -> Value:
+        """A list, tuple or dictionary that the template writes down."""
+        self.tick()
+        return bounded(value)
+
+    def wrap_str_format(self, value: object) -> Callable[..., str] | None:
+        """Refuse ``str.format``, whose widths are in its text."""
+        if super().wrap_str_format(value) is None:
+            return None
+        raise refused("str.format is not allowed in a chat template")
 
     def call_binop(self, context: Context, operator: str, *operands: object, **named: object) -> object:
         """Compute left operator right, unless the result would be huge."""
         left, right = operands
-        if operator == "%" and isinstance(left, str):
-            raise jinja2.TemplateRuntimeError("string formatting with % is not allowed in a chat template")
+        if operator == "%" and isinstance(left, str | bytes):
+            raise refused("string formatting with % is not allowed in a chat template")
         if operator == "**" and not (_is_small(left, MAX_RANGE) and _is_small(right, 64)):
-            raise jinja2.TemplateRuntimeError(f"power {left}**{right} is too large")
+            raise refused(f"a power of {str(right)[:20]} is too large")
         if operator == "*":
-            for one, other in ((left, right), (right, left)):
-                if isinstance(one, str | list | tuple) and isinstance(other, int) and len(one) * other > MAX_CHARS:
-                    raise jinja2.TemplateRuntimeError(f"a repetition of {other} is too large")
-        return _check_size(super().call_binop(context, operator, left, right, **named))
+            check_repetition(left, right)
+        return bounded(super().call_binop(context, operator, left, right, **named))
 
-    def call(self, context: Context, obj: Callable[..., object], *args: object, **kwargs: object) -> object:
+    def call(self, context: Context, obj: Callable[..., object], *args: Any, **kwargs: object) -> object:  # noqa: ANN401 - a template's
         """Call a function or method a template names."""
         self.tick()
         name, owner = getattr(obj, "__name__", ""), getattr(obj, "__self__", None)
-        if isinstance(owner, str):
-            if name in _WIDENING:
-                raise jinja2.TemplateRuntimeError(f"str.{name} is not allowed in a chat template")
-            if name == "replace" and len(args) > 1:
-                _check_replacement(owner, *args[:2])
-        return _check_size(super().call(context, obj, *args, **kwargs))
+        check_method(owner, name, args)
+        if isinstance(owner, str) and name == "join" and len(args) == 1:
+            return bounded(joined(owner, args[0]))
+        return bounded(super().call(context, obj, *args, **kwargs))
 
 
 class ChatTemplate:
@@ -146,10 +159,12 @@ class ChatTemplate:
         self._context = {**variables, **options}
         self._sandbox = _Sandbox()
         self._rendered: dict[str, str] = {}
-        self._sandbox.globals["strftime_now"] = today.strftime
+        self._sandbox.globals["strftime_now"] = partial(_formatted, today)
         self.digest = hashlib.sha256(
             json.dumps([source, dict(variables), dict(options), today.isoformat()], sort_keys=True).encode()
         ).hexdigest()
+        if len(source) > MAX_SOURCE:
+            raise RenderError(f"the chat template has {len(source)} characters, at most {MAX_SOURCE} are read")
         try:
             tree = self._sandbox.parse(source)
             _instrument(tree)
@@ -184,7 +199,7 @@ class ChatTemplate:
             for part in self._template.generate(**context, tools=tools or None, documents=None):
                 size += len(part)
                 if size > MAX_CHARS:
-                    raise jinja2.TemplateRuntimeError(f"it wrote more than {MAX_CHARS} characters")
+                    raise refused(f"it wrote more than {MAX_CHARS} characters")
                 parts.append(part)
         except _FAILURES as cause:
             raise RenderError(f"the chat template failed: {cause}") from cause
@@ -219,7 +234,7 @@ def load_template(
 
 
 def _instrument(tree: nodes.Template) -> None:
-    """Count steps in every loop and macro, and route ``~`` through a size check."""
+    """Count steps in every loop and macro, and weigh what ``~`` and literals make."""
     for loop in tree.find_all(nodes.For):
         loop.body.insert(0, _tick(loop.lineno))
         if loop.test is not None:
@@ -228,22 +243,30 @@ def _instrument(tree: nodes.Template) -> None:
         macro.body.insert(0, _tick(macro.lineno))
     for block in tree.find_all(nodes.CallBlock):
         block.body.insert(0, _tick(block.lineno))
-    _replace_concat(tree)
+    _weigh(tree)
 
 
-def _replace_concat(node: nodes.Node) -> None:
+def _weigh(node: nodes.Node) -> None:
     for name, value in list(node.iter_fields()):
         if isinstance(value, list):
-            setattr(node, name, [_without_concat(item) for item in value])
+            setattr(node, name, [_weighed(item) for item in value])
         else:
-            setattr(node, name, _without_concat(value))
+            setattr(node, name, _weighed(value))
 
 
-def _without_concat(item: Any) -> Any:  # noqa: ANN401 - fields of jinja2 nodes are untyped
+def _weighed(item: Any) -> Any:  # noqa: ANN401 - fields of jinja2 nodes are untyped
     if not isinstance(item, nodes.Node):
         return item
-    _replace_concat(item)
-    return _call("joined", item.nodes, item.lineno) if isinstance(item, nodes.Concat) else item
+    _weigh(item)
+    match item:
+        case nodes.Concat():
+            return _call("joined", item.nodes, item.lineno)
+        case nodes.List() | nodes.Dict():
+            return _call("made", [item], item.lineno)
+        case nodes.Tuple() if item.ctx == "load":
+            return _call("made", [item], item.lineno)
+        case _:
+            return item
 
 
 def _tick(line: int) -> nodes.ExprStmt:
@@ -260,48 +283,16 @@ def _is_small(value: object, limit: int) -> bool:
     return isinstance(value, int | float) and abs(value) <= limit
 
 
-def _check_size(value: Value) -> Value:
-    if isinstance(value, str | list | tuple) and len(value) > MAX_CHARS:
-        raise jinja2.TemplateRuntimeError(f"a value of {len(value)} characters is too large")
-    return value
-
-
-def _check_replacement(text: str, old: object, new: object) -> None:
-    times = text.count(str(old)) if str(old) else len(text) + 1
-    if times * len(str(new)) > MAX_CHARS:
-        raise jinja2.TemplateRuntimeError("a replacement is too large")
-
-
-def _capped(item: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(item)
-    def capped(*args: object, **kwargs: object) -> object:
-        if item.__name__ == "do_replace" and len(args) > 3:
-            _check_replacement(str(args[1]), args[2], args[3])
-        if item.__name__ == "do_indent" and any(isinstance(arg, int) and arg > 64 for arg in args[1:]):
-            raise jinja2.TemplateRuntimeError("an indentation is too large")
-        return _check_size(item(*args, **kwargs))
-
-    return capped
-
-
-def _tojson(
-    value: object,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    *,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    if indent is not None and indent > 64:
-        raise jinja2.TemplateRuntimeError("an indentation is too large")
-    text = json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-    return str(_check_size(text))
+def _formatted(today: datetime, form: str) -> str:
+    if len(form) > MAX_FORMAT or _WIDE.search(form):  # the system's own formatting pads
+        raise refused("a format of the date with a width is not allowed in a chat template")
+    return today.strftime(form)
 
 
 def _short_range(*args: int) -> range:
     found = range(*args)
     if len(found) > MAX_RANGE:
-        raise jinja2.TemplateRuntimeError(f"a range of {len(found)} is longer than {MAX_RANGE}")
+        raise refused(f"a range of {len(found)} is longer than {MAX_RANGE}")
     return found
 
 
