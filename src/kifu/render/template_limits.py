@@ -7,6 +7,7 @@ compares it twice. Whatever is made is weighed when it is made, so that nothing 
 import json
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial, wraps
+from inspect import signature
 from itertools import chain
 from typing import Any, TypeVar
 
@@ -151,40 +152,53 @@ def _check_replacement(text: str, old: object, new: object) -> None:
         raise refused("a replacement is too large")
 
 
+def _arguments(known: Filter, *args: object, **named: object) -> dict[str, Any]:
+    """Arguments of one of jinja2's filters by name, however the template gave them."""
+    bound = signature(known).bind(*args, **named)
+    bound.apply_defaults()
+    return bound.arguments
+
+
 @jinja2.pass_eval_context
-def _replace(eval_ctx: EvalContext, s: str, old: str, new: str, count: int | None = None) -> str:
-    _check_replacement(str(s), old, new)
-    return filters.do_replace(eval_ctx, s, old, new, count)
+def _replace(*args: Any, **named: Any) -> str:  # noqa: ANN401 - a template's
+    given = _arguments(filters.do_replace, *args, **named)
+    _check_replacement(str(given["s"]), given["old"], given["new"])
+    return filters.do_replace(**given)
 
 
-def _indent(s: str, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
+def _indent(*args: Any, **named: Any) -> str:  # noqa: ANN401 - a template's
+    width = _arguments(filters.do_indent, *args, **named)["width"]
     if (len(width) if isinstance(width, str) else width) > MAX_WIDTH:
         raise refused("an indentation is too large")
-    return filters.do_indent(s, width, first, blank)
+    return filters.do_indent(*args, **named)
 
 
-def _round(value: float, precision: int = 0, method: Any = "common") -> float:  # noqa: ANN401 - jinja2 checks it
+def _round(*args: Any, **named: Any) -> float:  # noqa: ANN401 - a template's
+    precision = _arguments(filters.do_round, *args, **named)["precision"]
     if abs(precision) > MAX_WIDTH:
         raise refused(f"rounding to {precision} digits is not allowed in a chat template")
-    return filters.do_round(value, precision, method)
+    return filters.do_round(*args, **named)
 
 
 @jinja2.pass_eval_context
-def _join(eval_ctx: EvalContext, value: Iterable[Any], d: str = "", attribute: str | int | None = None) -> str:
-    got = value if attribute is None else map(filters.make_attrgetter(eval_ctx.environment, attribute), value)
-    return joined(str(d), map(str, bounded(list(got))))
+def _join(eval_ctx: EvalContext, *args: Any, **named: Any) -> str:  # noqa: ANN401 - a template's
+    given = _arguments(filters.do_join, eval_ctx, *args, **named)
+    got = _picked(eval_ctx.environment, given["value"], given["attribute"])
+    return joined(str(given["d"]), map(str, bounded(list(got))))
 
 
 @jinja2.pass_environment
-def _sum(
-    environment: jinja2.Environment, iterable: Iterable[Any], attribute: str | int | None = None, start: float = 0
-) -> float:
-    got = iterable if attribute is None else map(filters.make_attrgetter(environment, attribute), iterable)
-    numbers = bounded([start, *got])
+def _sum(environment: jinja2.Environment, *args: Any, **named: Any) -> float:  # noqa: ANN401 - a template's
+    given = _arguments(filters.do_sum, environment, *args, **named)
+    numbers = bounded([given["start"], *_picked(environment, given["iterable"], given["attribute"])])
     if not all(isinstance(item, int | float) for item in numbers):
         raise refused("a sum of what is no number is not allowed in a chat template")
     total: float = sum(numbers)
     return total
+
+
+def _picked(environment: jinja2.Environment, items: Iterable[Any], attribute: str | int | None) -> Iterable[Any]:
+    return items if attribute is None else map(filters.make_attrgetter(environment, attribute), items)
 
 
 def tojson(
