@@ -71,7 +71,7 @@ async def test_no_answer_waits_for_the_clients_acknowledgement_of_the_one_before
     async with live(gateway) as (_, client):
         await client.post("/v1/chat/completions", json=chat(stream=True))
         port = client.base_url.port
-        ends = [found.get_extra_info("socket") for found in gc.get_objects() if isinstance(found, asyncio.Transport)]
+        ends = [item.get_extra_info("socket") for item in gc.get_objects() if issubclass(type(item), asyncio.Transport)]
         served = [end for end in ends if end is not None and end.fileno() >= 0 and end.getsockname()[1] == port]
         assert served
         assert all(end.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) for end in served)

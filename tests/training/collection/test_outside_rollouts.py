@@ -23,6 +23,7 @@ from kifu.records.plan import read_plan
 from kifu.records.rows import content_digest
 from kifu.render import DIALECTS, ChatRenderer, load_renderer
 from kifu.training import simple
+from kifu.training.experiment.layers import Demonstrations
 from kifu.training.experiment.prepare import prepare
 from kifu.training.experiment.reading import load_experiment
 from kifu.training.inspection.audit import audit
@@ -132,12 +133,14 @@ def test_a_warm_start_shows_the_demonstrators_calls_in_the_agents_own_conversati
     recipe: Path, tiny_model: ModelFolder
 ) -> None:
     renderer = load_renderer(tiny_model.path, dialect=DIALECTS["json"])
+    warm_start = load_experiment(RECIPES / "any_agent.toml").experiment.update.warm_start
+    assert isinstance(warm_start, Demonstrations)
     shown = records(recipe, Purpose.DEMONSTRATION)
     assert len(shown) == 4
     for record in shown:
         task = next(iter(CalcTools.tasks("demonstration", record.environment.seed)))
         numbers = dict(zip((task.data["first"], task.data["second"]), task.data["numbers"], strict=True))  # type: ignore[arg-type]
-        calls = CalcTools.demonstrate(task, seed=record.environment.seed, noise=0.5)
+        calls = CalcTools.demonstrate(task, seed=record.environment.seed, noise=warm_start.noise)
         texts = [
             json.dumps({"tool": call.name, "arg": call.arguments["arg"]}) + "<|im_end|>"
             for call in calls
