@@ -134,7 +134,8 @@ def safe_filters(known: Mapping[str, Filter], *, tick: Callable[[], object]) -> 
         "sum": _sum,
         "tojson": tojson,
     }
-    return {name: _counted(own.get(name, known.get(name, tojson)), tick) for name in sorted(_FILTERS)}
+    chosen = {**known, **own}
+    return {name: _counted(chosen[name], tick) for name in sorted(_FILTERS)}
 
 
 def _counted(item: Filter, tick: Callable[[], object]) -> Filter:
