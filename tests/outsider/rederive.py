@@ -1,15 +1,20 @@
 """Derives a run again from its folder without kifu: ids, masks, credit, weights, logprobs, and every optimizer step.
 
 Written from docs/record.md alone. ``python rederive.py RUN`` prints one JSON object and exits with 1 when anything
-differs. Axes: ``K`` turns, ``N`` trained tokens, ``M`` tokens of a batch.
+differs. ``--steps 2`` stops after two optimizer steps, everything else is derived whole: a step of SmolLM2 takes
+minutes here, because every sequence is computed by itself. Axes: ``K`` turns, ``N`` trained tokens, ``M`` tokens of a
+batch.
 """
 
+import argparse
 import hashlib
 import json
 import math
 import sys
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -562,17 +567,41 @@ class Language:
     """A causal language model of transformers."""
 
     def __init__(self, folder: str, tensors: Mapping[str, np.ndarray]) -> None:
-        from transformers import AutoConfig, AutoModelForCausalLM  # noqa: PLC0415 (a recurrent run needs none)
+        from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache  # noqa: PLC0415 (only these runs)
 
         make: Any = AutoModelForCausalLM.from_config
         self.whole = make(AutoConfig.from_pretrained(folder), dtype=torch.float32)
         fill(self.whole, tensors)
+        self.keys: Any = DynamicCache
+        self.last: tuple[list[int], Tensor, Any] = ([], torch.zeros(0, 0), self.keys())
 
     def states(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, list[np.ndarray]]:
         """Last hidden state of every token, row after row."""
-        found = [self.whole.model(input_ids=torch.tensor([list(row)])).last_hidden_state[0] for row in rows]
+        found = [self.state(list(row)) for row in rows]
         starts = np.cumsum([0, *map(len, rows)])
         return torch.cat(found), [np.arange(len(row)) + start for row, start in zip(rows, starts, strict=False)]
+
+    def state(self, ids: list[int]) -> Tensor:
+        """``[T, D]``; without a gradient, what the row before began with too is not computed again."""
+        if torch.is_grad_enabled():
+            return self.run(ids)
+        before, hidden_TD, keys = self.last
+        shared = 0
+        while shared < min(len(before), len(ids) - 1) and before[shared] == ids[shared]:
+            shared += 1
+        if shared:
+            if shared < len(before):
+                keys.crop(shared - len(before))  # a negative count removes that many
+            hidden_TD = torch.cat([hidden_TD[:shared], self.run(ids[shared:], past_key_values=keys)])
+        else:
+            keys = self.keys()
+            hidden_TD = self.run(ids, past_key_values=keys)
+        self.last = (ids, hidden_TD, keys)
+        return hidden_TD
+
+    def run(self, ids: list[int], **keys: Any) -> Tensor:  # noqa: ANN401 (a cache of transformers)
+        found: Tensor = self.whole.model(input_ids=torch.tensor([ids]), use_cache=bool(keys), **keys).last_hidden_state
+        return found[0]
 
     def head(self, hidden_ND: Tensor) -> Tensor:
         found: Tensor = self.whole.lm_head(hidden_ND)
@@ -597,17 +626,21 @@ def fill(model: Model | torch.nn.Module, tensors: Mapping[str, np.ndarray]) -> N
 
 def recomputed(record: Json, model: Callable[[int], Model], *, version: int | None = None) -> list[float]:
     """Logprobs of the trained tokens, each under the version that sampled it or all under one."""
-    found, states = [], dict[tuple[int, int], np.ndarray]()
-    for tape, at, index, span, _ in owned(record, origin_of(record)):
-        number = span["policy_version"] if version is None else version
-        if (tape, number) not in states:
-            with torch.no_grad():
-                net = model(number)
-                hidden, [places] = net.states([whole(record, tape)])
-                states[tape, number] = net.head(hidden[torch.from_numpy(places)]).double().numpy()
-        logits = states[tape, number][at - 1] / temperature_of(record, span)
-        logits = np.where(support(span, index, logits.size), logits, -np.inf)
-        logp = logits - logits.max()
+    trained = list(owned(record, origin_of(record)))
+    numbers = [span["policy_version"] if version is None else version for _, _, _, span, _ in trained]
+    logits: dict[int, np.ndarray] = {}
+    for key in dict.fromkeys((tape, number) for (tape, *_), number in zip(trained, numbers, strict=True)):
+        which = [k for k, number in enumerate(numbers) if (trained[k][0], number) == key]
+        with torch.no_grad():
+            net = model(key[1])
+            hidden, [places] = net.states([whole(record, key[0])])
+            before = places[[trained[k][1] - 1 for k in which]]
+            logits.update(zip(which, net.head(hidden[torch.from_numpy(before)]).double().numpy(), strict=True))
+    found = []
+    for k, (_, _, index, span, _) in enumerate(trained):
+        own = logits[k] / temperature_of(record, span)
+        own = np.where(support(span, index, own.size), own, -np.inf)
+        logp = own - own.max()
         found.append(float(logp[span["token_ids"][index]] - np.log(np.exp(logp).sum())))
     return found
 
@@ -856,10 +889,11 @@ def replay_steps(
             yield version, model
 
 
-def rederive(run: Path) -> Json:
-    """Everything about a finished run."""
-    torch.set_num_threads(1)
+def rederive(run: Path, *, limit: int | None = None) -> Json:
+    """Everything about a finished run; at most ``limit`` of its versions, all when None."""
     protocol, facts = tomllib.loads((run / "protocol.toml").read_text()), json.loads((run / "run.json").read_text())
+    if protocol["policy"]["engine"] == "recurrent":
+        torch.set_num_threads(1)  # sums of the same order, for digests that are equal
     protocol["credit"].setdefault("components", {})
     own, kept, plan = records(run), versions(run), chain(run / "plan.jsonl")
     found = {**stored(run, protocol), **own}
@@ -868,28 +902,25 @@ def rederive(run: Path) -> Json:
         tensors = kept[version][1]
         return Recurrent(tensors) if protocol["policy"]["engine"] == "recurrent" else Language(facts["model"], tensors)
 
-    cache: dict[int, Model] = {}
-    problems, errors = [], {}
-
-    def at(version: int) -> Model:
-        return cache.setdefault(version, build(version))
-
-    for name, record in own.items():
-        errors[name] = logprob_error(record, at)
-        if errors[name] > 1e-4:
-            problems.append(f"{name}: logprob: recorded and recomputed differ by {errors[name]:.2g}")
+    at = lru_cache(maxsize=2)(build)  # records of one version stand together, and a model is half a gigabyte
+    errors = {name: logprob_error(record, at) for name, record in own.items()}
+    problems = [
+        f"{name}: logprob: recorded and recomputed differ by {error:.2g}"
+        for name, error in errors.items()
+        if error > 1e-4
+    ]
     problems += [what for line in plan for what in plan_problems(line, found, protocol)]
     problems += [what for line in plan for what in reference_problems(line, found, at)]
     equal, largest = [], 0.0
     if not any(": mask: " in what for what in problems):  # else nobody can tell what was trained
-        for version, model in replay_steps(build(0), plan, found=found, protocol=protocol):
+        for version, model in islice(replay_steps(build(0), plan, found=found, protocol=protocol), limit):
             largest = max(largest, difference(model, kept[version][1]))
             equal.append(digest_of(model) == kept[version][0])
             if largest > 1e-6:
                 problems.append(f"version {version}: weights: differ from the derived ones by {largest:.2g}")
                 break
             fill(model, kept[version][1])
-    if not problems and len(equal) != max(kept):
+    if not problems and limit is None and len(equal) != max(kept):
         problems.append(f"{max(kept)} versions were published, the plan gives {len(equal)}")
     return {
         "records": len(own),
@@ -903,6 +934,10 @@ def rederive(run: Path) -> Json:
 
 
 if __name__ == "__main__":
-    answer = rederive(Path(sys.argv[1]))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--steps", type=int, help="optimizer steps to perform again; all when absent")
+    asked = parser.parse_args()
+    answer = rederive(asked.run, limit=asked.steps)
     print(json.dumps(answer))
     sys.exit(bool(answer["problems"]))
