@@ -94,4 +94,6 @@ class CompactionGae:
     @property
     def plan(self) -> Plan:
         """Fresh rollouts with a critic."""
-        return Plan(needs_value=True, needs_token_values=True, epochs=self.epochs, whiten=self.whiten)
+        return Plan(
+            needs_value=True, needs_token_values=True, epochs=self.epochs, whiten=self.whiten, presumed=("segment",)
+        )

@@ -33,6 +33,7 @@ Share: TypeAlias = Annotated[float, Field(ge=0, le=1)]
 Amount: TypeAlias = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 PositiveShare: TypeAlias = Annotated[float, Field(gt=0, le=1)]
 Positive: TypeAlias = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+PresumedFact: TypeAlias = Literal["calls_tool", "is_void", "segment"]
 DualClip: TypeAlias = Annotated[float, Field(gt=1, allow_inf_nan=False)]
 """Domains of options, checked by `kifu.algorithms.build_algorithm`."""
 
@@ -198,6 +199,8 @@ class Plan:
     """What a model tells of every finished rollout before it is credited."""
     signal: str = "returns that differ"
     """What a group must hold to be trained; people read it where a group is left out."""
+    presumed: tuple[PresumedFact, ...] = ()
+    """Facts of turns that it reads and that records always have, but a trajectory written by hand may leave out."""
 
 
 def options_of(algorithm: Algorithm) -> dict[str, object]:

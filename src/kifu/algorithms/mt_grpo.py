@@ -113,6 +113,7 @@ class MtGrpo:
             epochs=self.epochs,
             turn_rewards=TurnRewards(component=self.component),
             signal="outcomes or rewards of the first tool turn that differ",
+            presumed=("calls_tool",),
         )
 
 

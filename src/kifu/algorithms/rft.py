@@ -94,4 +94,8 @@ class Rft:
     @property
     def plan(self) -> Plan:
         """Fresh rollouts."""
-        return Plan(epochs=self.epochs, signal="an attempt that passes: min_reward, max_tokens and min_calls")
+        return Plan(
+            epochs=self.epochs,
+            signal="an attempt that passes: min_reward, max_tokens and min_calls",
+            presumed=("calls_tool",) if self.min_calls else (),
+        )

@@ -102,4 +102,5 @@ class SimpleTir:
             epochs=self.epochs,
             selection=SuccessBand(low=self.band_low, high=self.band_high),
             signal="returns that differ, and an attempt without a void turn",
+            presumed=("is_void",),
         )

@@ -125,6 +125,7 @@ class TraceTurnCredit:
             epochs=self.epochs,
             scores=self._scores,
             signal="returns that differ, or a tool turn that moved the gold answer",
+            presumed=("calls_tool",),
         )
 
     @property

@@ -121,3 +121,36 @@ def test_an_expert_without_a_pair_is_told_with_what_would_make_one(
     assert [note for note in lone["notes"] if "stands in no pair" in note and needs in note] != []
     assert [note for note in both["notes"] if "stands in no pair" in note] == []
     assert [item["turns"][0]["advantage"] for item in both["groups"][0]["trajectories"]] == [1.0, -1.0]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "fact", "note"),
+    [
+        ("simpletir", {"is_void": True}, "no turn has `is_void`: none counts as void, so none is masked"),
+        (
+            "rft",
+            {"calls_tool": False},
+            "no turn has `calls_tool` or `tool`: every turn counts as one that called a tool",
+        ),
+        ("rft", {"tool": ""}, "no turn has `calls_tool` or `tool`: every turn counts as one that called a tool"),
+    ],
+)
+def test_a_fact_that_the_method_reads_and_no_turn_gives_is_told(
+    tmp_path: Path, algorithm: str, fact: Json, note: str
+) -> None:
+    """Given once, it needs no note, and the attempt that has it is left out."""
+    options = {"min_calls": 1} if algorithm == "rft" else {"band_low": 0.0, "band_high": 1.0}
+    without = told(tmp_path, algorithm, attempt("a", 1.0), attempt("b", 0.0), attempt("c", 1.0), options=options)
+    given = told(tmp_path, algorithm, attempt("a", 1.0, fact), attempt("b", 0.0), attempt("c", 1.0), options=options)
+
+    assert note in without["notes"]
+    assert note not in given["notes"]
+    of_a = [found["groups"][0]["trajectories"][0]["filtered"] for found in (without, given)]
+    assert of_a[0] is None
+    assert of_a[1] is not None
+
+
+def test_no_note_where_the_method_reads_no_such_fact(tmp_path: Path) -> None:
+    for algorithm in ("grpo", "rft"):
+        notes = told(tmp_path, algorithm, attempt("a", 1.0), attempt("b", 0.0))["notes"]
+        assert not [note for note in notes if "no turn has" in note]

@@ -85,7 +85,8 @@ class GivenTurn(Part):
     """Names of the executed calls; empty for a turn without one."""
     action: str | None = None
     """What was executed, arguments included: equal texts mean equal actions."""
-    calls_tool: bool = True
+    calls_tool: bool | None = None
+    """None: what ``tool`` says, and True where it says nothing."""
     is_void: bool = False
     tokens: list[GivenToken] | None = None
     """None: nothing is known of them, and the turn stands for one token."""
@@ -418,7 +419,7 @@ def _facts(item: GivenTrajectory, at: int) -> TurnFacts:
         rewards={"reward": turn.reward, **turn.rewards},
         tool=turn.tool,
         action=turn.action,
-        calls_tool=turn.calls_tool,
+        calls_tool=turn.tool != "" if turn.calls_tool is None else turn.calls_tool,
         is_void=turn.is_void,
         logprobs_N=column(turn.sampled, "behaviour_logprob"),
         reference_logprobs_N=column(turn.sampled, "reference_logprob"),

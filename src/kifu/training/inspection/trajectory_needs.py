@@ -88,6 +88,7 @@ def doubts(given: Given, found: Explanation, *, plan: Plan) -> list[str]:
         *_unpaid(given, plan),
         *_unpaired(given, found, plan),
         *_unbranched(trajectories, plan),
+        *_presumed(trajectories, plan),
     ]
 
 
@@ -122,6 +123,24 @@ def _unbranched(trajectories: Sequence[GivenTrajectory], plan: Plan) -> list[str
         "no trajectory has `branch`, so all are credited as if they had begun by themselves; write where one left "
         'another: "branch": {"parent": "ID", "turn": k}'
     ]
+
+
+def _presumed(trajectories: Sequence[GivenTrajectory], plan: Plan) -> list[str]:
+    """A fact that no turn gives and the method reads: all turns count as the usual kind."""
+    given = {name for item in trajectories for turn in item.turns for name in turn.model_fields_set}
+    several = any(len(item.turns) > 1 for item in trajectories)
+    notes = []
+    for name in plan.presumed:
+        match name:
+            case "calls_tool" if not given & {"calls_tool", "tool"}:
+                notes.append("no turn has `calls_tool` or `tool`: every turn counts as one that called a tool")
+            case "is_void" if "is_void" not in given:
+                notes.append("no turn has `is_void`: none counts as void, so none is masked")
+            case "segment" if several and "segment" not in given:
+                notes.append("no turn has `segment`: all turns of a trajectory count as held by one context")
+            case _:
+                pass
+    return notes
 
 
 def _unpaired(given: Given, found: Explanation, plan: Plan) -> list[str]:
