@@ -2,9 +2,8 @@
 
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
-from typing import Any, Literal
+from typing import Any
 
-from pydantic import Field
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -12,14 +11,16 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from kifu.errors import KifuError
+from kifu.gateway.administration import Judging, Opening, Sealing
 from kifu.gateway.body import parse_body, read_body
 from kifu.gateway.gateway import Gateway
 from kifu.gateway.http import Endpoint, answering, counting, grant_of, refused, rollout_of
 from kifu.gateway.keys import Role
+from kifu.gateway.openapi import openapi_document
 from kifu.gateway.otlp import tracing
 from kifu.gateway.refusal import Refusal
 from kifu.gateway.wire import DIALECTS
-from kifu.gateway.wire.contract import Strict, validate
+from kifu.gateway.wire.contract import validate
 from kifu.records import EnvironmentRef, Outcome, Purpose, RolloutKey, StopReason, TaskRef, Verdict
 
 MODEL_PATHS = {
@@ -28,36 +29,6 @@ MODEL_PATHS = {
     "/v1/responses": "responses",
     "/v1/messages": "messages",
 }
-
-
-class _Opening(Strict):
-    task: str = Field(min_length=1, max_length=512)
-    family: str = ""
-    split: str = "train"
-    seed: int = 0
-    step: int = Field(default=0, ge=0)
-    group: int = Field(default=0, ge=0)
-    member: int = Field(default=0, ge=0)
-    attempt: int = Field(default=0, ge=0)
-    purpose: Literal["train", "evaluation"] = "train"
-    environment: str = "outside"
-    environment_version: str = "1"
-
-
-class _Sealing(Strict):
-    reason: str | None = None
-    detail: str = ""
-
-
-class _Judging(Strict):
-    success: bool | None
-    score: float | None = None
-    verifier: str = ""
-    world_state_checks: dict[str, bool] = Field(default_factory=dict)
-    format_checks: dict[str, bool] = Field(default_factory=dict)
-    safety_checks: dict[str, bool] = Field(default_factory=dict)
-    invalid_actions: int = Field(default=0, ge=0)
-    evidence: str | None = None
 
 
 def build_app(gateway: Gateway) -> Starlette:
@@ -73,11 +44,11 @@ def build_app(gateway: Gateway) -> Starlette:
         routes.append(Route(f"{prefix}/v1/models/{{model}}", _guarded(_model, gateway), methods=["GET"]))
     routes += [
         _post("/r/{rollout:path}/verdict", _guarded(_judge, gateway)),
-        _post("/admin/rollouts", _guarded(_open, gateway)),
-        Route("/admin/rollouts", _guarded(_list, gateway), methods=["GET"]),
+        Route("/admin/rollouts", _guarded(_open_or_list, gateway), methods=["GET", "POST"]),
         _post("/admin/rollouts/{rollout:path}/seal", _guarded(_seal, gateway)),
         Route("/admin/metrics", _guarded(_metrics, gateway), methods=["GET"]),
         Route("/healthz", _healthy, methods=["GET"]),
+        Route("/openapi.json", _describing(gateway), methods=["GET"]),
     ]
     return Starlette(routes=routes, exception_handlers={HTTPException: _unrouted, Exception: _crashed})
 
@@ -126,7 +97,7 @@ def _described(name: str) -> dict[str, Any]:
 
 async def _judge(request: Request, gateway: Gateway) -> Response:
     grant = grant_of(request, gateway, Role.VERDICT)
-    asked = validate(_Judging, await _body(request, gateway))
+    asked = validate(Judging, await _body(request, gateway))
     assert grant.rollout is not None
     await gateway.judge(grant.rollout, Verdict(**asked.model_dump()))
     return JSONResponse({"judged": grant.rollout})
@@ -134,7 +105,7 @@ async def _judge(request: Request, gateway: Gateway) -> Response:
 
 async def _open(request: Request, gateway: Gateway) -> Response:
     grant_of(request, gateway, Role.ADMIN)
-    asked = validate(_Opening, await _body(request, gateway))
+    asked = validate(Opening, await _body(request, gateway))
     key = RolloutKey(
         seed=asked.seed,
         step=asked.step,
@@ -148,6 +119,11 @@ async def _open(request: Request, gateway: Gateway) -> Response:
     return JSONResponse(asdict(await gateway.open(key, task, environment=world)), status_code=201)
 
 
+async def _open_or_list(request: Request, gateway: Gateway) -> Response:
+    """One route for both, so that a refused method is told both."""
+    return await (_open if request.method == "POST" else _list)(request, gateway)
+
+
 async def _list(request: Request, gateway: Gateway) -> Response:
     grant_of(request, gateway, Role.ADMIN)
     return JSONResponse({"rollouts": list(gateway.rollouts)})
@@ -155,7 +131,7 @@ async def _list(request: Request, gateway: Gateway) -> Response:
 
 async def _seal(request: Request, gateway: Gateway) -> Response:
     grant_of(request, gateway, Role.ADMIN)
-    asked = validate(_Sealing, await _body(request, gateway))
+    asked = validate(Sealing, await _body(request, gateway))
     outcome = None
     if asked.reason is not None:
         if asked.reason not in set(StopReason):
@@ -180,6 +156,16 @@ async def _metrics(request: Request, gateway: Gateway) -> Response:
     return JSONResponse(gateway.metrics())
 
 
+def _describing(gateway: Gateway) -> Endpoint:
+    document = openapi_document(gateway.desk.serving.models)
+
+    async def endpoint(request: Request) -> Response:
+        del request
+        return JSONResponse(document)
+
+    return endpoint
+
+
 async def _healthy(request: Request) -> Response:
     del request
     return JSONResponse({"status": "ok"})
@@ -196,7 +182,9 @@ async def _unrouted(request: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 404
     dialect = DIALECTS["messages" if "/v1/messages" in request.url.path else "chat"]
     what = f"{request.method} {request.url.path[:200]!r} is not served"
-    return refused(dialect, Refusal(what, status=status, code="not_found"))
+    answer = refused(dialect, Refusal(what, status=status, code="not_found"))
+    answer.headers.update((isinstance(error, HTTPException) and error.headers) or {})  # which methods are served
+    return answer
 
 
 async def _crashed(request: Request, error: Exception) -> Response:

@@ -14,6 +14,7 @@ from kifu.gateway.wire.contract import (
     Answer,
     Event,
     Fields,
+    ItemsLike,
     Sorted,
     Strict,
     check_count,
@@ -114,7 +115,7 @@ class ChatBody(Strict):
     """What is honoured."""
 
     model: str
-    messages: list[dict[str, Any]]
+    messages: Annotated[list[dict[str, Any]], ItemsLike(_Message)]
     tools: list[_Tool] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None

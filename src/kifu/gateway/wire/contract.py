@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, ValidationError
+
 
 from kifu.gateway.asked import Api, Asked
 from kifu.gateway.captured import Captured, Choice
@@ -99,6 +100,17 @@ class Strict(BaseModel):
     """Fields a dialect honours. Types are not converted; other fields are sorted by `sort_fields`."""
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+
+
+@dataclass(frozen=True, slots=True)
+class ItemsLike:
+    """Describes the items of a list as a model; they are checked one by one, so that an error names its item."""
+
+    model: type[BaseModel]
+
+    def __get_pydantic_json_schema__(self, schema: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:  # noqa: ANN401
+        """The schema of the list with that of its items."""
+        return {**handler(schema), "items": handler(self.model.__pydantic_core_schema__)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
