@@ -8,7 +8,6 @@ from typing import Any, Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, ValidationError
 
-
 from kifu.gateway.asked import Api, Asked
 from kifu.gateway.captured import Captured, Choice
 from kifu.gateway.refusal import Refusal
