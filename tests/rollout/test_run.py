@@ -20,6 +20,7 @@ from kifu.records import Finish, Group, Origin, StopReason, TaskRef, Trajectory,
 from kifu.records.ledger import Bucket
 from kifu.render import ChatRenderer, SymbolRenderer
 from kifu.rollout import Limits, Script, Setting
+from kifu.sandbox import SandboxUnavailable
 from kifu.training.update.assemble import assemble
 
 MakeSetting: TypeAlias = Callable[..., Setting]
@@ -201,6 +202,10 @@ def raising() -> object:
     raise RuntimeError("the disk melted")
 
 
+def unboxed() -> object:
+    raise SandboxUnavailable([], frozenset())
+
+
 def hanging() -> object:
     time.sleep(0.5)
     return None
@@ -219,6 +224,7 @@ FAILURES: Mapping[str, tuple[str, Callable[[], object], StopReason, str]] = {
     "reset raises": ("reset", raising, ENV, "the disk melted"),
     "reset hangs": ("reset", hanging, ENV, "0.2 s"),
     "reset returns nonsense": ("reset", lambda: 7, ENV, "int"),
+    "reset finds no sandbox": ("reset", unboxed, StopReason.SANDBOX_ERROR, "no sandbox proves"),
     "a tool raises": ("act", raising, ENV, "the disk melted"),
     "a tool hangs": ("act", hanging, ENV, "0.2 s"),
     "a tool returns nonsense": ("act", lambda: 7, ENV, "int"),

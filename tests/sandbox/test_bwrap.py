@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import socket
 import subprocess
 from pathlib import Path
 
@@ -74,6 +75,12 @@ def test_it_keeps_the_contract_and_proves_what_it_can(program: str) -> None:
         with open_sandbox(policy, backends=[backend]) as sandbox:
             assert sandbox.call("bash", {"command": "echo $((6 * 7)); id -u"}).out == b"42\n1000\n"
             assert sandbox.backend == "bwrap"
+            ours, theirs = socket.socketpair()
+            with ours, theirs:
+                ours.sendall(b"hello\n")
+                assert (
+                    sandbox.call("bash", {"command": "read word; echo $word"}, link=theirs.fileno()).out == b"hello\n"
+                )
     finally:
         backend.close()
     assert [path for path in Path("/tmp").glob("kifu-box-*") if path.stat().st_uid == os.geteuid()] == []

@@ -3,6 +3,7 @@
 from kifu.gateway.allowance import Allowance, Reached
 from kifu.gateway.asked import Asked, Choosing, Decoding, Form
 from kifu.gateway.attempting import Case, Terms, attempt
+from kifu.gateway.boxed import BoxedCommand
 from kifu.gateway.capture import Capture, Delivered
 from kifu.gateway.captured import Captured, Choice
 from kifu.gateway.endpoint import Endpoint, OutsideAgent, Ran
@@ -21,6 +22,7 @@ __all__ = [
     "AgentLink",
     "Allowance",
     "Asked",
+    "BoxedCommand",
     "Capture",
     "Captured",
     "Case",

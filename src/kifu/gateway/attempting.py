@@ -11,10 +11,6 @@ from kifu.errors import (
     AgentFailure,
     BoundaryError,
     EngineFailure,
-    EnvironmentFailure,
-    SandboxFailure,
-    ToolFailure,
-    VerifierFailure,
 )
 from kifu.gateway.allowance import Allowance, Reached
 from kifu.gateway.endpoint import Endpoint, OutsideAgent, Ran
@@ -35,15 +31,6 @@ from kifu.records import (
 ANSWERED = "agent.answered"
 """Event of the last turn: the text that the agent gave as its answer, and that was judged."""
 MAX_ANSWER_CHARS = 65_536
-
-_REASONS: dict[type[BoundaryError], StopReason] = {
-    AgentFailure: StopReason.AGENT_ERROR,
-    EnvironmentFailure: StopReason.ENV_ERROR,
-    ToolFailure: StopReason.ENV_ERROR,
-    VerifierFailure: StopReason.VERIFIER_ERROR,
-    EngineFailure: StopReason.ENGINE_ERROR,
-    SandboxFailure: StopReason.SANDBOX_ERROR,
-}
 
 
 class Case(Protocol):
@@ -118,7 +105,7 @@ async def attempt(
     except TimeoutError:
         outcome = Outcome(reason=StopReason.TIME_LIMIT, detail=f"the collector allows {terms.timeout_s} s")
     except BoundaryError as failure:
-        outcome = Outcome(reason=_REASONS[type(failure)], detail=str(failure)[:2000])
+        outcome = Outcome.failed(failure)
     except asyncio.CancelledError:
         with suppress(BoundaryError):  # the attempt is over, and nobody is told how
             await case.end()
@@ -130,7 +117,7 @@ async def attempt(
     try:
         world = await case.end()
     except BoundaryError as failure:
-        world, outcome = None, Outcome(reason=_REASONS[type(failure)], detail=str(failure)[:2000])
+        world, outcome = None, Outcome.failed(failure)
     return await gateway.seal(key.id, outcome, environment=world)
 
 
@@ -146,7 +133,7 @@ async def _ran(gateway: Gateway, agent: OutsideAgent, told: Task, *, endpoint: E
             raise EngineFailure(f"{rollout.counts.failed} calls were not answered, and {failure}") from failure
         raise
     if rollout.num_turns:
-        rollout.mark(rollout.num_turns - 1, ANSWERED, {"text": ran.text[:MAX_ANSWER_CHARS]})
+        rollout.mark(rollout.num_turns - 1, ANSWERED, {"text": ran.text[:MAX_ANSWER_CHARS], **ran.facts})
     return ran
 
 

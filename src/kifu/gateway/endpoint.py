@@ -1,7 +1,7 @@
 """What an outside agent is given and what it leaves behind."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from kifu.envs import Task
@@ -45,6 +45,8 @@ class Ran:
     """Returned by a function."""
     output: str = ""
     """Printed by a command, its end."""
+    facts: Mapping[str, str] = field(default_factory=dict)
+    """About how it ran, for the record."""
 
     @property
     def text(self) -> str:

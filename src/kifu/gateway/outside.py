@@ -98,7 +98,7 @@ class Command:
     async def run(self, task: Task, endpoint: Endpoint) -> Ran:
         """Attempt a task."""
         values = {"{task}": prompt_of(task), "{base_url}": endpoint.base_url, "{model}": endpoint.model}
-        arguments, told = [_filled(text, values) for text in self.arguments], json.dumps({**task.data, "id": task.id})
+        arguments, told = [filled(text, values) for text in self.arguments], json.dumps({**task.data, "id": task.id})
         with crossing(AgentFailure, self.id):
             process = await asyncio.create_subprocess_exec(
                 *arguments,
@@ -190,7 +190,7 @@ class _Plain:
         return None
 
 
-def _filled(text: str, values: Mapping[str, str]) -> str:
+def filled(text: str, values: Mapping[str, str]) -> str:
     """Placeholders replaced once; what is put in is not looked at again."""
     return re.sub("|".join(map(re.escape, values)), lambda match: values[match.group()], text)
 

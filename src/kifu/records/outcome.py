@@ -4,7 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
+from typing import Self
 
+from kifu.errors import AgentFailure, BoundaryError, EngineFailure, SandboxFailure, VerifierFailure
 from kifu.records.plain import as_count, as_flag, as_items, as_real, as_text
 
 
@@ -63,6 +65,17 @@ _OWNER: Mapping[StopReason, Owner] = {
 }
 
 
+_DETAIL_CHARS = 2000
+_REASONS: Mapping[type[BoundaryError], StopReason] = {
+    AgentFailure: StopReason.AGENT_ERROR,
+    EngineFailure: StopReason.ENGINE_ERROR,
+    SandboxFailure: StopReason.SANDBOX_ERROR,
+    VerifierFailure: StopReason.VERIFIER_ERROR,
+    BoundaryError: StopReason.ENV_ERROR,
+}
+"""The first that fits; environments and their tools are what is left."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """Why an episode ended. It has no truth value: ask for one of the derived flags."""
@@ -85,6 +98,12 @@ class Outcome:
     def infra_error(self) -> bool:
         """Infrastructure failed; the episode says nothing about the policy."""
         return self.reason.owner is Owner.INFRASTRUCTURE
+
+    @classmethod
+    def failed(cls, failure: BoundaryError) -> Self:
+        """That of an episode which a room broke; a kind of failure that refines another ends it as that one does."""
+        reasons = (reason for kind, reason in _REASONS.items() if isinstance(failure, kind))
+        return cls(reason=next(reasons), detail=str(failure)[:_DETAIL_CHARS])
 
     def __bool__(self) -> bool:
         raise TypeError("an Outcome has no truth value; ask terminated, truncated or infra_error")

@@ -11,10 +11,6 @@ from kifu.envs.contract import canonical_state
 from kifu.errors import (
     AgentFailure,
     BoundaryError,
-    EngineFailure,
-    EnvironmentFailure,
-    SandboxFailure,
-    ToolFailure,
     VerifierFailure,
     crossing,
 )
@@ -37,15 +33,6 @@ from kifu.rollout.session import EFFECTS_HEAD, Script, Session, settle
 from kifu.rollout.setting import Setting
 from kifu.sandbox import EffectHead, EffectLog
 from kifu.verify.repository import ASSURANCE as IN_PROCESS
-
-_REASONS: dict[type[BoundaryError], StopReason] = {
-    EnvironmentFailure: StopReason.ENV_ERROR,
-    ToolFailure: StopReason.ENV_ERROR,
-    VerifierFailure: StopReason.VERIFIER_ERROR,
-    EngineFailure: StopReason.ENGINE_ERROR,
-    SandboxFailure: StopReason.SANDBOX_ERROR,
-    AgentFailure: StopReason.AGENT_ERROR,
-}
 
 
 async def run_rollout(
@@ -86,12 +73,12 @@ async def run_rollout(
                 verdict = taken(await guard.verify(), setting)
                 await _keep_state(setting, guard, session.outcome)
         except BoundaryError as failure:
-            session.outcome = Outcome(reason=_REASONS[type(failure)], detail=str(failure)[:2000])
+            session.outcome = Outcome.failed(failure)
         try:
             await guard.close()
         except BoundaryError as failure:  # of the environment, like any other: it counts, and it ends no run
             verdict, final_value = None, None
-            session.outcome = Outcome(reason=_REASONS[type(failure)], detail=str(failure)[:2000])
+            session.outcome = Outcome.failed(failure)
         settle(session, guard)
         await asyncio.gather(*session.keeping)
         await _flushed(setting)
@@ -141,7 +128,7 @@ async def _told(trajectory: Trajectory, told: Conversation, *, task: Task, scori
     try:
         return await with_facts(trajectory, told, task=task, scoring=scoring)
     except BoundaryError as failure:
-        outcome = Outcome(reason=_REASONS[type(failure)], detail=str(failure)[:2000])
+        outcome = Outcome.failed(failure)
         return replace(trajectory, outcome=outcome, verdict=None, final_value=None, final_potential=None)
 
 

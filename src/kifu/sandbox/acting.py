@@ -19,12 +19,12 @@ _SPEAKS = {
 }
 
 
-def act(box: Box, tool: Tool, *, values: Values, limits: Limits) -> CallResult:
+def act(box: Box, tool: Tool, *, values: Values, limits: Limits, link: int | None = None) -> CallResult:
     """Do what a checked call asks for."""
     try:
         match tool:
             case RunTool():
-                return _run(box, tool, values=values, limits=tool.limits or limits)
+                return _run(box, tool, values=values, limits=tool.limits or limits, link=link)
             case ReadTool():
                 return _read(box, tool, values["path"][0])
             case ListTool():
@@ -42,12 +42,13 @@ def act(box: Box, tool: Tool, *, values: Values, limits: Limits) -> CallResult:
     return CallResult(tool=tool.name, reason=Reason.EXIT, code=0, out=b"done\n")
 
 
-def _run(box: Box, tool: RunTool, *, values: Values, limits: Limits) -> CallResult:
+def _run(box: Box, tool: RunTool, *, values: Values, limits: Limits, link: int | None) -> CallResult:
     command = Command(
         argv=fill(tool, values),
         env=tool.env,
         cwd=tool.cwd,
         stdin="".join(values[tool.stdin.name]).encode() if tool.stdin else b"",
+        link=link,
         limits=limits,
         network=tool.network,
         is_warm=tool.is_warm,

@@ -141,7 +141,7 @@ class BwrapBox:
         alive, alive_end = os.pipe()
         given = {
             "args": _memory(b"".join(word.encode() + b"\0" for word in self._arguments(command))),
-            "stdin": _memory(command.stdin),
+            "stdin": _memory(command.stdin) if command.link is None else os.dup(command.link),
             "seccomp": _memory(assembled(os.uname().machine, with_inet=command.network is Network.LOOPBACK)),
             "passwd": _memory(b"agent:x:1000:1000::/tmp:/bin/sh\n"),
         }

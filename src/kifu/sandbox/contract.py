@@ -147,6 +147,9 @@ class Command:
     cwd: str = ""
     """Folder below the box's; empty for the box itself."""
     stdin: bytes = b""
+    link: int | None = None
+    """A stream socket that is the program's standard input instead: a way out that its starter opens and watches. Its
+    number stays the caller's, who closes it."""
     limits: Limits = Limits()
     network: Network = Network.NONE
     is_warm: bool = False
@@ -161,6 +164,8 @@ class Command:
             raise ArgumentError(
                 "command: an argument or variable holds a null character, which no program can be given"
             )
+        if self.link is not None and (self.stdin or self.is_warm):
+            raise ArgumentError("command: a link is the standard input of a program of its own: no stdin, not warm")
         if self.is_warm and len(self.argv) < 2:
             raise ArgumentError("command: a warm one needs a script or -m and a module after the interpreter")
 

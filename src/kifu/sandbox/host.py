@@ -85,9 +85,12 @@ class HostBox:
         start = time.monotonic()
         out, out_end = os.pipe()
         err, err_end = os.pipe()
-        stdin = os.memfd_create("stdin", os.MFD_CLOEXEC)
-        os.write(stdin, command.stdin)
-        os.lseek(stdin, 0, os.SEEK_SET)
+        if command.link is None:
+            stdin = os.memfd_create("stdin", os.MFD_CLOEXEC)
+            os.write(stdin, command.stdin)
+            os.lseek(stdin, 0, os.SEEK_SET)
+        else:
+            stdin = os.dup(command.link)
         env = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(self._files.path), "LANG": "C.UTF-8"}
         try:
             process = subprocess.Popen(

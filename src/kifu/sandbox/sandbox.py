@@ -72,12 +72,18 @@ class Sandbox:
         """What the back-end proved."""
         return self.proof.held
 
-    def call(self, tool: str, arguments: Given | None = None) -> CallResult:
+    def call(self, tool: str, arguments: Given | None = None, *, link: int | None = None) -> CallResult:
         """Do what the policy under training asks for, if its policy allows it.
 
         A refusal is a result with the reason `Reason.DENIED`, an observation like any other. A sandbox that breaks
         raises `SandboxFailure`: then nothing is known about what was done.
+
+        Args:
+            tool: its name.
+            arguments: of its slots.
+            link: a stream socket for a program that a `RunTool` starts; see `Command.link`.
         """
+        mark: dict[str, Json] = self._mark if link is None else {**self._mark, "link": True}
         given = dict(arguments or {})
         with self._lock:
             try:
@@ -88,15 +94,15 @@ class Sandbox:
                 return CallResult(tool=tool, reason=Reason.DENIED, message=str(error))
             pending = None
             if self.log:
-                pending = self.log.begin("call", tool=tool, arguments=_plain(given), facts={**self._mark})
+                pending = self.log.begin("call", tool=tool, arguments=_plain(given), facts={**mark})
             try:
-                result = act(self._box, found, values=values, limits=self.policy.limits)
+                result = act(self._box, found, values=values, limits=self.policy.limits, link=link)
             except SandboxFailure:
                 if self.log and pending:
-                    self.log.end(pending, reason="sandbox_error", facts={**self._mark})
+                    self.log.end(pending, reason="sandbox_error", facts={**mark})
                 raise
             if self.log and pending:
-                facts = {**_facts_of(result), **self._mark}
+                facts = {**_facts_of(result), **mark}
                 self.log.end(pending, reason=str(result.reason), facts=facts, measured=_measured(result))
             return result
 

@@ -214,6 +214,64 @@ def test_a_run_that_was_killed_goes_on_to_the_same_records_and_weights(forgetful
     assert _versions(run) == _versions(forgetful)
 
 
+def write_boxed(folder: Path, more: str = "") -> Path:
+    """The same agent as a program in a box."""
+    toml = write_experiment(folder)
+    (folder / "files").mkdir()
+    main = "\nprint(solve(json.loads(os.environ['AGENT_TASK'])))\n"
+    (folder / "files" / "agent.py").write_text(AGENT + main)
+    box = f'command = ["/usr/bin/python3", "agent.py"]\nbox = {{ files = "files"{more} }}'
+    toml.write_text(EXPERIMENT.replace('run = "agent.py:solve"', box))
+    return toml
+
+
+def test_an_agent_in_a_box_is_sampled_for_as_it_is_outside(forgetful: Path, tmp_path: Path) -> None:
+    """The oracle is the same agent without a box: a rollout's tokens follow from its place in the run alone."""
+    run = tmp_path / "run"
+    train(load_experiment(write_boxed(tmp_path), overrides=["update.steps=1"]), out=run, quiet=True)
+    report = audit(run)
+    found = {record.id: _sampled(record) for record in records(run, Purpose.TRAIN)}
+    outside = {record.id: _sampled(record) for record in records(forgetful, Purpose.TRAIN)}
+
+    assert (report.problems, report.ledger_closed) == ((), True)
+    assert len(found) == 8
+    assert found == {name: outside[name] for name in found}
+    events = [event for record in records(run, Purpose.TRAIN) for event in record.turns[-1].events]
+    assert [event.detail["sandbox"] for event in events if event.kind == "agent.answered"] == ["ns"] * 8
+
+
+def _sampled(record: Trajectory) -> list[int]:
+    return [
+        token
+        for tape in record.tapes
+        for span in tape.spans
+        if span.origin is Origin.POLICY
+        for token in span.token_ids
+    ]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "why"),
+    [
+        (['policy.agent.command=["python3"]'], "absolute path in the box"),
+        (['policy.agent.box.files="nothing"'], r"policy\.agent\.box\.files: no folder .*nothing"),
+        (['machine.agent_mounts=[{source="/etc", target="/etc"}]'], r"machine\.agent_mounts: mount: /etc would cover"),
+        (['policy.agent.box.backends=["podman"]'], "ns"),
+        (['policy.agent.box.require=["no_net"]'], "no guarantee `no_net`; did you mean"),
+        (["policy.agent.box.seconds=0"], "more than 0.0"),
+    ],
+)
+def test_a_box_that_cannot_be_made_is_refused(tmp_path: Path, overrides: list[str], why: str) -> None:
+    toml = write_boxed(tmp_path)
+    with pytest.raises(UsageError, match=why):
+        prepare(load_experiment(toml, overrides=overrides))
+
+
+def test_a_box_holds_a_command_alone(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="box: holds a `command`"):
+        prepare(load_experiment(write_experiment(tmp_path), overrides=["policy.agent.box={}"]))
+
+
 def _digests(run: Path) -> Mapping[str, str]:
     return {item.id: content_digest(item) for item in RunReader(run).trajectories()}
 

@@ -113,7 +113,7 @@ class NsBox:
             self._check_open()
             start = time.monotonic()
             request = self._request(command, probe)
-            ours, theirs = _pipes(command.stdin)
+            ours, theirs = _pipes(command)
             try:
                 answer, given = self._server.ask(request, theirs)
             except BaseException:
@@ -208,11 +208,13 @@ def _check_report(report: bytes, *, what: str) -> None:
         raise SandboxFailure(f"the sandbox could not {what} files: {found['error']}")
 
 
-def _pipes(stdin: bytes) -> tuple[tuple[int, int, int], tuple[int, int, int, int]]:
+def _pipes(command: Command) -> tuple[tuple[int, int, int], tuple[int, int, int, int]]:
     """Our ends of stdout, stderr and report; the call's ends, stdin first."""
-    if stdin:
+    if command.link is not None:
+        source = os.dup(command.link)
+    elif command.stdin:
         source = os.memfd_create("stdin", os.MFD_CLOEXEC)
-        write_all(source, stdin)
+        write_all(source, command.stdin)
         os.lseek(source, 0, os.SEEK_SET)
     else:
         source = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)

@@ -5,6 +5,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from kifu.errors import nearest
+from kifu.sandbox import DEFAULT_REQUIRED, Guarantee
 from kifu.training.experiment.layer import Layer
 
 
@@ -38,6 +40,38 @@ class ToolCalling(Layer):
     """What it can keep outside of the context."""
 
 
+class AgentBox(Layer):
+    """A sandbox of its own for every attempt, which reaches the gateway and nothing else."""
+
+    files: str | None = None
+    """A folder beside the experiment: the files among which the program starts."""
+    python: str = "/usr/bin/python3"
+    """An interpreter in the box; it leads the program's connections to the gateway."""
+    seconds: float = Field(default=600.0, gt=0)
+    """Of one attempt, by the clock and of every process's CPU time."""
+    memory_mb: int = Field(default=1024, ge=64)
+    """Of all processes together."""
+    processes: int = Field(default=128, ge=8)
+    backends: tuple[Literal["ns", "bwrap"], ...] = ("ns",)
+    """Tried in this order; the first that proves what is required is used."""
+    require: tuple[str, ...] = tuple(sorted(DEFAULT_REQUIRED))
+    """Guarantees without which nothing runs."""
+
+    @field_validator("require")
+    @classmethod
+    def _known(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        known = [str(guarantee) for guarantee in Guarantee]
+        for name in names:
+            if name not in known:
+                raise ValueError(f"no guarantee `{name}`; {nearest(name, known)}")
+        return names
+
+    @field_validator("backends", "require", mode="before")
+    @classmethod
+    def _listed(cls, value: object) -> object:
+        return tuple(value) if isinstance(value, list) else value
+
+
 class OutsideAgentLayer(Layer):
     """An agent with its own loop and its own tools; the environment gives tasks and judges its answer."""
 
@@ -48,6 +82,8 @@ class OutsideAgentLayer(Layer):
     """``file.py:name`` or ``module:name`` instead: what `kifu.agent` decorates, run inside kifu's process."""
     command: tuple[str, ...] | None = None
     """A program for each attempt instead; what it prints is its answer."""
+    box: AgentBox | None = None
+    """Where ``command`` runs, by its path in the box; None: as a process of the user."""
     verifier: str | None = None
     """``file.py:function`` or ``module:function`` of answer and task: judges what the agent answers; None: the
     environment hears the answer and judges."""
@@ -67,6 +103,8 @@ class OutsideAgentLayer(Layer):
             raise ValueError("run: expected `path/to/file.py:function`")
         if self.command is not None and not self.command:
             raise ValueError("command: expected at least the name of a program")
+        if self.box is not None and (self.command is None or not self.command[0].startswith("/")):
+            raise ValueError("box: holds a `command` that begins with the program's absolute path in the box")
         return self
 
 

@@ -387,6 +387,13 @@ class Experiment(Layer):
         return self
 
 
+class AgentMount(Layer):
+    """A folder of this machine, read-only in a box."""
+
+    source: str
+    target: str
+
+
 class MachineTable(Layer):
     """How this machine is used; outside the protocol hash."""
 
@@ -402,3 +409,10 @@ class MachineTable(Layer):
     activation_checkpointing: bool = False
     agent_python: str | None = None
     """Interpreter of an outside agent named by ``run``; None: the one that runs kifu."""
+    agent_mounts: tuple[AgentMount, ...] = ()
+    """Folders of this machine that the box of an outside agent shows: libraries and interpreters."""
+
+    @field_validator("agent_mounts", mode="before")
+    @classmethod
+    def _listed(cls, value: object) -> object:
+        return tuple(value) if isinstance(value, list) else value

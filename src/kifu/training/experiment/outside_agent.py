@@ -3,6 +3,7 @@
 import ast
 import hashlib
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,12 +15,13 @@ from kifu.credit.scored import NoScores
 from kifu.envs import Environment
 from kifu.envs.files import load_module
 from kifu.envs.suites.jsonl import RewardFunction, resolve_reward
-from kifu.errors import ExperimentError
-from kifu.gateway import Command, Forked, Function, OutsideAgent
+from kifu.errors import ArgumentError, ExperimentError
+from kifu.gateway import BoxedCommand, Command, Forked, Function, OutsideAgent
 from kifu.gateway.listening import check_installed
 from kifu.records import Json
 from kifu.render import Renderer
-from kifu.training.experiment.agent_layers import OutsideAgentLayer
+from kifu.sandbox import Guarantee, Limits, Mount, Tree
+from kifu.training.experiment.agent_layers import AgentBox, OutsideAgentLayer
 from kifu.training.experiment.layers import Experiment, HfPolicy
 from kifu.training.experiment.reading import Loaded
 from kifu.training.experiment.stages import Stage
@@ -88,17 +90,71 @@ def outsider_of(loaded: Loaded, stages: Sequence[Stage], *, environment: type[En
             verifier=verifier,
             protocol={**protocol, "gives": [*layer.gives], **judged},
         )
+    return _commanded(loaded, layer, verifier=verifier, judged=judged)
+
+
+def _commanded(
+    loaded: Loaded, layer: OutsideAgentLayer, *, verifier: RewardFunction | None, judged: Mapping[str, Json]
+) -> Outsider:
+    """A program, in a box or not."""
     assert layer.command is not None
-    arguments = tuple(_placed(item, folder) for item in layer.command)
-    command = Command(arguments=arguments)
-    files = {Path(item).name: _digest(Path(item)) for item in arguments if Path(item).suffix and Path(item).is_file()}
+    command: Command | BoxedCommand
+    if layer.box is None:
+        arguments = tuple(_placed(item, loaded.folder) for item in layer.command)
+        command = Command(arguments=arguments)
+        code: dict[str, Json] = {
+            Path(item).name: _digest(Path(item)) for item in arguments if Path(item).suffix and Path(item).is_file()
+        }
+    else:
+        command = _boxed(loaded, layer.command, layer.box)
+        mounts: list[Json] = [mount.target for mount in command.mounts]
+        code = {"files": command.files.digest, "mounts": mounts, "limits": repr(command.limits)}
     return Outsider(
         make=lambda: command,
         id=command.id,
         gives=layer.gives,
         verifier=verifier,
-        protocol={"command": [*layer.command], "code": {**files}, "gives": [*layer.gives], **judged},
+        protocol={"command": [*layer.command], "code": code, "gives": [*layer.gives], **judged},
     )
+
+
+def _boxed(loaded: Loaded, arguments: tuple[str, ...], box: AgentBox) -> BoxedCommand:
+    """The command in a box that this machine can make.
+
+    Raises:
+        ExperimentError: its files are not there, or a mount would cover what every box has.
+        SandboxUnavailable: no back-end proves its guarantees here.
+    """
+    files = Tree()
+    if box.files is not None:
+        folder = loaded.folder / box.files
+        if not folder.is_dir():
+            raise ExperimentError(f"policy.agent.box.files: no folder {folder}; paths start at the experiment's folder")
+        files = Tree.from_folder(folder)
+    memory = box.memory_mb << 20
+    try:
+        mounts = tuple(Mount(source=item.source, target=item.target) for item in loaded.machine.agent_mounts)
+    except ArgumentError as error:
+        raise ExperimentError(f"machine.agent_mounts: {error}") from error
+    limits = Limits(
+        wall_s=box.seconds,
+        cpu_s=math.ceil(box.seconds),
+        mem_total_bytes=memory,
+        mem_process_bytes=None,
+        pids=box.processes,
+        open_files=1024,
+    )
+    made = BoxedCommand(
+        arguments=arguments,
+        files=files,
+        mounts=mounts,
+        limits=limits,
+        backends=box.backends,
+        require=frozenset(map(Guarantee, box.require)),
+        python=box.python,
+    )
+    made.check()
+    return made
 
 
 def acting(agent: Agent, outsider: Outsider | None, renderer: Renderer) -> dict[str, Any]:
@@ -150,7 +206,7 @@ def _function_of(name: str, folder: Path) -> OutsideAgent:
     """What a name stands for: an agent, or a function that is one."""
     source, _, attribute = _placed(name, folder).rpartition(":")
     found = getattr(load_module(source, wanted="agent"), attribute, None)
-    if isinstance(found, Function | Forked | Command):
+    if isinstance(found, Function | Forked | Command | BoxedCommand):
         return found
     if not callable(found):
         raise ExperimentError(f"policy.agent.function: `{source}` has no function `{attribute}` (task, endpoint)")
