@@ -3,6 +3,7 @@
 import asyncio
 import json
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -118,13 +119,33 @@ async def test_what_is_put_into_an_argument_is_not_filled_again(tmp_path: Path, 
     assert seen.read_text() == "say {model}|kifu"
 
 
-async def test_failures_are_typed_and_carry_no_reward(serve: Serve, turns: Turns) -> None:
+@pytest.mark.parametrize(
+    "error", [ValueError("lost"), StopIteration("lost"), SystemExit("lost"), KeyboardInterrupt("lost")]
+)
+async def test_failures_are_typed_and_carry_no_reward(serve: Serve, turns: Turns, error: BaseException) -> None:
+    """What ends a program must not end the run whose thread it is raised on."""
+
     def breaks(task: Task, endpoint: Endpoint) -> object:
-        raise ValueError("lost")
+        raise error
 
     broken = await run(serve(turns("x")), agent(breaks))
     assert (broken.outcome.reason, broken.reward) == (StopReason.AGENT_ERROR, None)
-    assert "lost" in broken.outcome.detail
+    assert f"{type(error).__name__}: lost" in broken.outcome.detail
+
+
+async def test_many_functions_that_block_wait_for_each_other_and_for_no_thread(serve: Serve, turns: Turns) -> None:
+    """Forty attempts meet half way: with threads that others need, or too few of them, nobody would pass."""
+    meeting = threading.Barrier(40)
+
+    def patient(task: Task, endpoint: Endpoint) -> str:
+        meeting.wait(timeout=20)
+        return call(endpoint, "x")
+
+    gateway = serve(turns("hello"))
+    async with serving(gateway) as url:
+        outside = Outside(gateway=gateway, url=url, agent=agent(patient), verify=says_hello, at_once=40)
+        records = await outside.run([(replace(KEY, member=at), TASK) for at in range(40)])
+    assert [record.reward for record in records] == [1.0] * 40
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """An outside agent in a sandbox: a program that reaches its gateway and nothing else."""
 
-import asyncio
 import json
 import os
 import socket
@@ -9,6 +8,7 @@ import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -18,6 +18,7 @@ from kifu.gateway import reach
 from kifu.gateway.attempting import prompt_of
 from kifu.gateway.endpoint import Endpoint, Ran
 from kifu.gateway.outside import TASK, filled
+from kifu.gateway.threads import on_own_thread
 from kifu.sandbox import (
     BACKENDS,
     DEFAULT_REQUIRED,
@@ -112,7 +113,7 @@ class BoxedCommand:
         )
         way = Way(address.hostname or "", address.port or 80)
         try:
-            result, backend = await asyncio.to_thread(self._called, tool, way.theirs)
+            result, backend = await on_own_thread(partial(self._called, tool, way.theirs), name=self.id)
         finally:
             way.close()
         return _ran(self.id, result, backend)

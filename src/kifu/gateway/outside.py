@@ -12,6 +12,7 @@ import re
 import signal
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -20,6 +21,7 @@ from kifu.errors import AgentFailure, UsageError, VerifierFailure, crossing
 from kifu.gateway.attempting import Terms, attempt, prompt_of
 from kifu.gateway.endpoint import Endpoint, OutsideAgent, Ran, handed_on
 from kifu.gateway.gateway import Gateway
+from kifu.gateway.threads import on_own_thread
 from kifu.records import EnvironmentRef, RolloutKey, Trajectory, Verdict
 
 MAX_OUTPUT_BYTES = 65_536
@@ -62,7 +64,7 @@ class Function:
             call: Any = self.call() if inspect.isclass(self.call) else self.call
             if inspect.iscoroutinefunction(call if inspect.isroutine(call) else type(call).__call__):
                 return Ran(value=await call(task, endpoint))
-            return Ran(value=await asyncio.to_thread(call, task, endpoint))
+            return Ran(value=await on_own_thread(partial(call, task, endpoint), name=self.id))
 
 
 def agent(call: AgentFunction | AgentClass) -> Function:
