@@ -64,6 +64,29 @@ def test_an_experiment_that_no_longer_parses_is_damage_of_the_folder(kifu: Kifu,
     assert "update.steps" in found.stderr
 
 
+@pytest.mark.parametrize("name", ["plan.jsonl", "weights/versions.jsonl", "records/manifest.jsonl", "run.json"])
+def test_a_nan_beside_the_facts_is_an_alteration_like_any_other(kifu: Kifu, copied: Path, name: str) -> None:
+    text = (copied / name).read_text()
+    (copied / name).write_text(text.replace("}\n", ', "x": NaN}\n', 1) if name != "run.json" else _with_nan(text))
+    found = kifu("audit", copied, "--no-scores", "--json")
+    assert found.exit_code == 1
+    assert name in {item["part"] for item in json.loads(found.stdout)["problems"]}
+    assert "unexpected" not in kifu("report", copied).stderr  # it reads no weights, so it may well succeed
+
+
+def _with_nan(text: str) -> str:
+    return f'{text.rstrip()[:-1]}, "x": NaN}}'
+
+
+def test_a_report_names_the_metric_that_is_no_number(kifu: Kifu, copied: Path) -> None:
+    path = copied / "metrics.jsonl"
+    first, rest = path.read_text().split("\n", 1)
+    path.write_text(json.dumps(json.loads(first) | {"success": ""}) + "\n" + rest)
+    found = kifu("report", copied)
+    assert found.exit_code == 4
+    assert "metrics.jsonl, line 1: `success`: found '', expected a number or null" in found.stderr.replace("\n", " ")
+
+
 @pytest.mark.parametrize(("before", "after"), [('"float32"', '"float22"'), ('"digest"', '"digesu"')])
 def test_a_flipped_bit_of_run_json_is_named(kifu: Kifu, copied: Path, before: str, after: str) -> None:
     """Both are JSON of the right types still; one changes a fact, the other takes the digest away."""

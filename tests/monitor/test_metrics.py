@@ -10,6 +10,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from kifu.errors import AlteredError, StorageError, UsageError
 from kifu.monitor import EventWriter, MetricsWriter, StepMetrics, read_metrics, undocumented
 
+WHOLE = b'{"step": 0, "seconds": 1, "cpu_seconds": 1}\n'
+
 
 def _metrics(step: int, **extra: float | int | str | None) -> StepMetrics:
     return StepMetrics(
@@ -69,9 +71,9 @@ def test_resuming_drops_the_steps_that_run_again_and_a_torn_line(tmp_path: Path)
 def test_reading_while_a_line_is_being_written_leaves_it_out(tmp_path: Path) -> None:
     """A line counts when its newline is there."""
     path = tmp_path / "metrics.jsonl"
-    path.write_bytes(b'{"step": 0}\n{"step": 1')
+    path.write_bytes(WHOLE + b'{"step": 1')
 
-    assert read_metrics(path) == [{"step": 0}]
+    assert read_metrics(path) == [{"step": 0, "seconds": 1, "cpu_seconds": 1}]
 
 
 def test_numbers_reach_tensorboard_and_text_does_not(tmp_path: Path) -> None:
@@ -99,17 +101,50 @@ def test_names_outside_the_table_are_found() -> None:
     assert undocumented(["loss", "time/tools_s", "stop/success", "mystery", "timers/x"]) == ["mystery", "timers/x"]
 
 
-@pytest.mark.parametrize("line", [b"{broken", b"[1, 2]", b'{"seconds": 1}', b"\xff\xfe\x00"])
+@pytest.mark.parametrize("line", [b"{broken", b"[1, 2]", b'{"seconds": 1}', b"\xff\xfe\x00", b'{"step": true}'])
 def test_a_damaged_line_is_named_and_the_file_is_left_as_it_is(tmp_path: Path, line: bytes) -> None:
     path = tmp_path / "metrics.jsonl"
-    path.write_bytes(b'{"step": 0}\n' + line + b"\n")
+    path.write_bytes(WHOLE + line + b"\n")
 
     with pytest.raises(AlteredError, match=r"metrics\.jsonl, line 2"):
         read_metrics(path)
     with pytest.raises(AlteredError, match=r"metrics\.jsonl, line 2"):
         MetricsWriter(path, resume_at=1)
 
-    assert path.read_bytes() == b'{"step": 0}\n' + line + b"\n"
+    assert path.read_bytes() == WHOLE + line + b"\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("success", '""'),
+        ("rollouts", "[]"),
+        ("time/tools_s", '"1"'),
+        ("seconds", "null"),
+        ("stage", "1"),
+        ("ledger", '{"trained": ""}'),
+        ("evaluation/version", "1" + "0" * 400),
+    ],
+)
+def test_a_number_that_is_none_is_named_with_file_line_and_metric(tmp_path: Path, name: str, value: str) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(WHOLE.decode() + f'{{"step": 1, "seconds": 1, "cpu_seconds": 1, "{name}": {value}}}\n')
+    with pytest.raises(AlteredError, match=rf"metrics\.jsonl, line 2: `{name}`: found .*, expected "):
+        read_metrics(path)
+
+
+@pytest.mark.parametrize("value", ["NaN", "-Infinity", "1e999"])
+def test_a_line_with_what_is_no_number_of_json_is_damaged(tmp_path: Path, value: str) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(f'{{"step": 1, "seconds": 1, "cpu_seconds": 1, "rollouts": {value}}}\n')
+    with pytest.raises(AlteredError, match=r"metrics\.jsonl, line 1"):
+        read_metrics(path)
+
+
+def test_a_metric_that_this_version_does_not_know_may_be_anything(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1, "seconds": 1, "cpu_seconds": 1, "of tomorrow": {"a": []}}\n')
+    assert read_metrics(path)[0]["of tomorrow"] == {"a": []}
 
 
 def test_metrics_that_cannot_be_read_are_a_storage_error(tmp_path: Path) -> None:

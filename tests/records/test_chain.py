@@ -39,6 +39,18 @@ def test_every_flipped_byte_is_altered_and_never_taken_for_torn(path: Path) -> N
             read_chain(path)
 
 
+@pytest.mark.parametrize(
+    "value", ["NaN", "Infinity", "1e999", "[" * 100_000 + "]" * 100_000], ids=lambda text: text[:9]
+)
+@pytest.mark.parametrize("at", [1, 3])
+def test_what_canonical_json_cannot_hold_is_altered(path: Path, value: str, at: int) -> None:
+    lines = path.read_text().splitlines()
+    lines[at - 1] = f'{lines[at - 1][:-1]},"x":{value}}}'
+    path.write_text("\n".join(lines) + "\n")
+    with pytest.raises(AlteredError, match=rf"log\.jsonl, line {at}: the line does not match its own digest"):
+        read_chain(path)
+
+
 @pytest.mark.parametrize("order", [(0, 2), (1, 0, 2), (0, 1, 1, 2), (1, 2)], ids=str)
 def test_dropped_swapped_and_repeated_lines_are_altered(path: Path, order: tuple[int, ...]) -> None:
     lines = path.read_bytes().splitlines(keepends=True)

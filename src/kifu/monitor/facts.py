@@ -1,13 +1,12 @@
 """The facts of ``run.json``, read and checked in one place: a reader gets them typed, or is told what is wrong."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kifu.errors import AlteredError, StorageError
-from kifu.records.chain import line_digest
+from kifu.records.chain import line_digest, parsed
 
 RUN_FORMAT = 2
 """Format of the run folder. A reader refuses a newer one; before 2, ``run.json`` had no digest."""
@@ -70,8 +69,8 @@ def read_facts(path: Path) -> dict[str, Any]:
         AlteredError: not JSON, or a fact of another type, all of them named; or not the facts that were written.
     """
     try:
-        found = json.loads(path.read_bytes().decode("utf-8"))
-    except (ValueError, RecursionError) as cause:
+        found = parsed(path.read_bytes().decode("utf-8"))
+    except ValueError as cause:
         raise AlteredError(f"{path}: not JSON ({cause}). {_ADVICE}") from cause
     except OSError as cause:
         raise StorageError(f"{path}: cannot be read: {cause.strerror}. Expected what `kifu train` wrote.") from cause

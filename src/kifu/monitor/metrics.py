@@ -1,17 +1,17 @@
 """``metrics.jsonl``: one JSON object per step. For people: no code reads a metric to decide anything."""
 
 import json
-import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from kifu.errors import AlteredError, StorageError, UsageError
 from kifu.monitor.events import EventWriter
 from kifu.monitor.runfolder import write_atomic
-from kifu.records.chain import write_all
+from kifu.records.chain import parsed, write_all
 from kifu.records.files import storing
 
 MetricValue: TypeAlias = "float | int | str | bool | None"
@@ -101,9 +101,7 @@ class StepMetrics:
             "ledger": dict(self.ledger),
             **self.extra,
         }
-        return {
-            name: None if isinstance(item, float) and not math.isfinite(item) else item for name, item in whole.items()
-        }
+        return {name: None if isinstance(item, float) and not isfinite(item) else item for name, item in whole.items()}
 
 
 class MetricsWriter:
@@ -174,15 +172,42 @@ def time_shares(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 def _read_line(path: Path, number: int, line: bytes) -> dict[str, Any]:
     try:
-        found = json.loads(line)
+        found = parsed(line)
     except ValueError:
         found = None
-    if not isinstance(found, dict) or not isinstance(found.get("step"), int):
+    if not isinstance(found, dict) or type(found.get("step")) is not int:
         raise AlteredError(
-            f"{path}, line {number}: found {line[:40]!r}, expected a JSON object with its `step`. "
-            "Nothing is worked out from metrics: delete the line, or restore the file from a copy."
+            f"{path}, line {number}: found {line[:40]!r}, expected a JSON object with its `step`. {_ADVICE}"
         )
+    for name, item in {**dict.fromkeys(_ALWAYS), **found}.items():
+        wanted = _wanted(name, item)
+        if wanted is not None:
+            raise AlteredError(f"{path}, line {number}: `{name}`: found {item!r:.40}, expected {wanted}. {_ADVICE}")
     return found
+
+
+_ADVICE = "Nothing is worked out from metrics: delete the line, or restore the file from a copy."
+_ALWAYS = ("seconds", "cpu_seconds")
+
+
+def _wanted(name: str, item: object) -> str | None:
+    """What a known metric must be, where the item is something else; of one that nobody knows, nothing is."""
+    match name:
+        case "stage":
+            return None if isinstance(item, str) else "a text"
+        case "ledger":
+            return None if isinstance(item, dict) and all(map(_is_number, item.values())) else "counts by bucket"
+        case _ if undocumented([name]) or _is_number(item) or (item is None and name not in _ALWAYS):
+            return None
+        case _:
+            return "a number" if name in _ALWAYS else "a number or null"
+
+
+def _is_number(item: object) -> bool:
+    try:
+        return isinstance(item, (int, float)) and isfinite(float(item))
+    except OverflowError:
+        return False
 
 
 def _line(row: Mapping[str, Any]) -> bytes:

@@ -9,8 +9,9 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from kifu.errors import AlteredError, StorageError
 from kifu.records.crash import crash_point
@@ -23,6 +24,28 @@ GENESIS = "0" * 64
 def canonical(value: object) -> bytes:
     """Canonical JSON: sorted keys, no spaces, ASCII, shortest floats that read back equal; no NaN or infinity."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode()
+
+
+def parsed(text: bytes | str) -> Any:  # noqa: ANN401 - any JSON
+    """What JSON text says; the inverse of `canonical`, so NaN and infinities are refused, ``1e999`` among them.
+
+    Raises:
+        ValueError: not JSON, or nested too deeply to be read.
+    """
+    try:
+        return json.loads(text, parse_constant=_no_constant, parse_float=_finite)
+    except RecursionError as cause:
+        raise ValueError("nested too deeply") from cause
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _finite(text: str) -> float:
+    if not isfinite(found := float(text)):
+        raise ValueError(f"{text} is beyond the largest number")
+    return found
 
 
 def line_digest(fields: Mapping[str, Any]) -> str:
@@ -89,7 +112,7 @@ def read_chain(path: Path, *, expected_head: str | None = None) -> Chain:
 
 def _parse(text: bytes) -> dict[str, Any] | None:
     try:
-        fields = json.loads(text)
+        fields = parsed(text)
     except ValueError:
         return None
     if not isinstance(fields, dict) or not isinstance(fields.get("previous"), str):

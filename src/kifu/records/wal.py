@@ -6,7 +6,6 @@ canonical JSON ``{"body": ..., "id": ..., "kind": ...}``. A header of its own ch
 written (shorter than its header says: torn) from one whose bytes were changed (altered).
 """
 
-import json
 import os
 import queue
 import struct
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from kifu.errors import AlteredError, KifuError, StorageError
-from kifu.records.chain import canonical, write_all
+from kifu.records.chain import canonical, parsed, write_all
 from kifu.records.crash import crash_point
 from kifu.records.files import fsync_folder, make_folder, storing
 from kifu.records.schema import FORMAT_VERSION, check_format
@@ -79,13 +78,23 @@ def read_wal(path: Path) -> WalContent:
     frames: list[Frame] = []
     at = _FILE_HEADER.size
     while at < len(data):
-        payload = _read_frame(data, at, where=f"{path}, frame {len(frames)} at byte {at}", number=len(frames))
+        where = f"{path}, frame {len(frames)} at byte {at}"
+        payload = _read_frame(data, at, where=where, number=len(frames))
         if payload is None:
             break
-        fields = json.loads(payload)
-        frames.append(Frame(kind=fields["kind"], id=fields["id"], body=fields["body"]))
+        frames.append(_frame(payload, where))
         at += _FRAME_HEADER.size + len(payload)
     return WalContent(frames=tuple(frames), size=at, torn_bytes=len(data) - at)
+
+
+def _frame(payload: bytes, where: str) -> Frame:
+    try:
+        fields = parsed(payload)
+        return Frame(kind=fields["kind"], id=fields["id"], body=fields["body"])
+    except (ValueError, KeyError, TypeError) as cause:
+        raise AlteredError(
+            f"{where}: holds {payload[:40]!r}, no entry of a log; restore the file from a copy"
+        ) from cause
 
 
 def _read_frame(data: bytes, at: int, *, where: str, number: int) -> bytes | None:

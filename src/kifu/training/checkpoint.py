@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from kifu.errors import AlteredError, DiskFullError, FormatError
-from kifu.records.chain import GENESIS, canonical
+from kifu.records.chain import GENESIS, canonical, parsed
 from kifu.records.crash import crash_point
 from kifu.records.files import file_digest
 
@@ -101,7 +101,7 @@ def read_mark(path: Path) -> Mark:
         AlteredError: the mark is not what `save_checkpoint` wrote.
     """
     try:
-        table = json.loads((path / "mark.json").read_text())
+        table = parsed((path / "mark.json").read_text())
         if table.pop("digest") != _digest(table):
             raise ValueError("its bytes differ from what was written")
         return Mark(**{name: item for name, item in table.items() if name not in ("format", "tree", "state")})
@@ -117,7 +117,7 @@ def load_checkpoint(path: Path) -> tuple[Mark, dict[str, Any]]:
         FormatError: written by a newer kifu.
     """
     try:
-        table = json.loads((path / "mark.json").read_text())
+        table = parsed((path / "mark.json").read_text())
         found = table["format"]
         if found > FORMAT:
             raise FormatError(f"{path}: checkpoint format {found}, this kifu reads up to {FORMAT}. Upgrade kifu.")
