@@ -4,7 +4,7 @@ import asyncio
 import json
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -278,3 +278,43 @@ async def test_clocks_that_jump_spoil_no_record(serve: Serve, turns: Turns, live
     assert all(turn.seconds >= 0 for turn in record.turns)
     assert record.costs.seconds >= 0
     assert rebuild_check(record) == []
+
+
+async def test_a_body_in_chunks_of_one_byte_is_refused_and_holds_nobody_up(
+    serve: Serve, turns: Turns, live: Live
+) -> None:
+    """Half a megabyte of framing on eight connections would take the parser half a minute, and everybody with it."""
+    gateway = serve(turns("hi"))
+    async with live(gateway) as (opened, client):
+        head = (
+            f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {opened.model_key}\r\n"
+            "content-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
+        )
+
+        async def flood() -> bytes:
+            reader, writer = await asyncio.open_connection(client.base_url.host, client.base_url.port)
+            writer.write(head.encode() + b"1\r\nx\r\n" * 80_000)
+            answer = await reader.read(4096)
+            writer.transport.abort()
+            return answer
+
+        answers = await asyncio.gather(*(flood() for _ in range(8)))
+        fine = await client.post("/v1/chat/completions", json={"model": "kifu", "messages": [USER]})
+
+    assert {answer.split(b" ")[1] for answer in answers} == {b"400"}
+    assert b"in chunks of a few bytes" in answers[0]
+    assert fine.status_code == 200
+
+
+async def test_a_body_in_chunks_of_some_length_is_read(serve: Serve, turns: Turns, live: Live) -> None:
+    body = json.dumps({"model": "kifu", "messages": [USER], "metadata": {"note": "x" * 40_000}}).encode()
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for at in range(0, len(body), 64):
+            yield body[at : at + 64]
+
+    async with live(serve(turns("hi"))) as (_, client):
+        found = await client.post(
+            "/v1/chat/completions", content=pieces(), headers={"content-type": "application/json"}
+        )
+    assert found.status_code == 200

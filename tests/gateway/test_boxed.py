@@ -2,20 +2,21 @@
 
 import asyncio
 import json
+import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
 from kifu.envs import Task
-from kifu.errors import UsageError
-from kifu.gateway import BoxedCommand, Command, Gateway, Outside
-from kifu.gateway.boxed import CONNECTIONS, Way
-from kifu.gateway.reach import pump
+from kifu.errors import SandboxFailure, UsageError
+from kifu.gateway import BoxedCommand, Command, Endpoint, Gateway, Outside
+from kifu.gateway.boxed import Way
+from kifu.gateway.reach import END, HEAD, MOST, OPEN, PIECE, RESET, ends_of
 from kifu.gateway.serve import serving
 from kifu.policy import ScriptedSampler
 from kifu.records import Origin, RolloutKey, StopReason, Trajectory, rebuild_check
@@ -135,13 +136,26 @@ async def test_a_program_over_its_limits_says_which(serve: Serve, turns: Turns) 
 async def test_a_program_ends_with_its_attempt(serve: Serve, turns: Turns) -> None:
     """The box allows ten minutes, the attempt two seconds; the thread of the call is over soon after."""
     before = threading.active_count()
-    began = time.monotonic()
     record = await attempted(serve(turns("two")), boxed("import time; time.sleep(300)"), timeout_s=2.0)
-    await asyncio.get_running_loop().shutdown_default_executor()
 
     assert record.outcome.reason is StopReason.TIME_LIMIT
-    assert time.monotonic() - began < 60
-    assert threading.active_count() <= before + 1
+    await until(lambda: threading.active_count() <= before)
+
+
+async def test_a_prompt_that_no_program_can_be_given_is_an_outcome(serve: Serve, turns: Turns) -> None:
+    agent = boxed(ASKS, "{task}")
+    gateway = serve(turns("two"))
+    async with serving(gateway) as url:
+        outside = Outside(gateway=gateway, url=url, agent=agent, verify=lambda _, ran: True)
+        [record] = await outside.run([(KEY, Task(id="t", family="f", split="train", seed=0, data={"prompt": "a\0b"}))])
+
+    assert (record.outcome.reason, record.reward) == (StopReason.SANDBOX_ERROR, None)
+    assert "null character" in record.outcome.detail
+
+
+def test_a_file_under_the_name_of_the_starter_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"\.kifu-reach\.py is the name of the way"):
+        BoxedCommand(arguments=(PYTHON, "agent.py"), files=Tree.of({".kifu-reach.py/x": "x"}))
 
 
 def test_an_unknown_back_end_is_named() -> None:
@@ -154,91 +168,136 @@ def test_a_program_is_named_by_its_path_in_the_box() -> None:
         BoxedCommand(arguments=("python3", "agent.py"))
 
 
-@contextmanager
-def echoing() -> Iterator[int]:
+MANY = """
+import threading
+found = []
+asking = [threading.Thread(target=lambda: found.append(ask())) for _ in range(40)]
+for one in asking:
+    one.start()
+for one in asking:
+    one.join()
+print(*found)
+"""
+
+
+async def test_forty_calls_at_once_are_all_answered(serve: Serve, turns: Turns) -> None:
+    """More than are carried at once: the others wait."""
+    ask = "def ask():" + ASKS.replace("print(", "return (").replace("\n", "\n    ")
+    record = await attempted(serve(turns("two")), boxed(f"{ask}\n{MANY}"))
+
+    assert answer_of(record)["text"].split() == ["two"] * 40
+    assert len(record.turns) == 40
+
+
+async def test_of_what_a_program_says_the_end_is_its_answer(serve: Serve, turns: Turns) -> None:
+    """As for a program that runs without a box."""
+    says = ASKS.replace(
+        "    print(", "    print('x' * 2_000_000, file=sys.stderr)\n    print('x' * 100_000)\n    print("
+    )
+    record = await attempted(serve(turns("two")), boxed("import sys" + says))
+
+    assert answer_of(record)["text"].endswith("x\ntwo")
+
+
+async def test_a_program_that_stops_its_starter_ends_with_its_attempt_too(serve: Serve, turns: Turns) -> None:
+    before = threading.active_count()
+    stops = "import os, signal, time; os.kill(os.getppid(), signal.SIGSTOP); time.sleep(300)"
+    record = await attempted(serve(turns("two")), boxed(stops), timeout_s=2.0)
+
+    assert record.outcome.reason is StopReason.TIME_LIMIT
+    await until(lambda: threading.active_count() <= before)
+
+
+async def test_a_gateway_that_is_gone_is_an_error_of_the_sandbox(serve: Serve, turns: Turns) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    endpoint = Endpoint(base_url=f"http://127.0.0.1:{port}/r/x/v1", key="k", model="m")
+    catches = "try:" + ASKS.replace("\n", "\n    ") + "\nexcept OSError:\n    print('I could not ask')\n"
+    with pytest.raises(SandboxFailure, match="boxed:python3: 1 of its connections did not reach the gateway"):
+        await boxed(catches).run(Task(id="t", family="f", split="train", seed=0, data={}), endpoint)
+
+
+@asynccontextmanager
+async def echoing() -> AsyncIterator[int]:
     """A service that says what it is told, on as many connections as come."""
-    with socket.create_server(("127.0.0.1", 0), backlog=64) as server:
 
-        def echo(near: socket.socket) -> None:
-            with near:
-                pump(near, near)
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            while data := await reader.read(1024):
+                writer.write(data)
+        writer.close()
 
-        def serve() -> None:
-            with suppress(OSError):
-                while True:
-                    near, _ = server.accept()
-                    threading.Thread(target=echo, args=(near,), daemon=True).start()
-                    del near  # the thread's alone, so that it is gone when its peer is
-
-        threading.Thread(target=serve, daemon=True).start()
-        yield server.getsockname()[1]
-        server.shutdown(socket.SHUT_RDWR)
+    server = await asyncio.start_server(echo, "127.0.0.1", 0)
+    yield server.sockets[0].getsockname()[1]
+    server.close()
 
 
-def sent(way: Way) -> socket.socket:
-    """One end of a pair whose other end went through the way."""
-    here, there = socket.socketpair()
-    with there:
-        socket.send_fds(way.theirs, [b"c"], [there.fileno()])
-    here.settimeout(10)
-    return here
+@asynccontextmanager
+async def within(port: int) -> AsyncIterator[tuple[Way, asyncio.StreamReader, asyncio.StreamWriter]]:
+    """The box's side of a way, in the hands of somebody who keeps to no rule."""
+    way = Way("127.0.0.1", port)
+    async with way.open() as link:
+        (reader, writer), close = await ends_of(link.read, link.write)
+        yield way, reader, writer
+        close()
+        os.close(link.stop)
 
 
-def test_what_is_no_stream_socket_is_closed_and_the_way_goes_on(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("x")
-    with echoing() as port, (tmp_path / "file").open() as file:
-        before = len(list(Path("/proc/self/fd").iterdir()))
-        way = Way("127.0.0.1", port)
-        datagrams = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        network = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        for handle in (file.fileno(), datagrams.fileno(), network.fileno()):
-            socket.send_fds(way.theirs, [b"c"], [handle])
-        way.theirs.sendall(b"no descriptor at all")
-        socket.send_fds(way.theirs, [b"c"], [file.fileno()] * 20)
-        with sent(way) as here:
-            here.sendall(b"hello")
-            assert here.recv(5) == b"hello"
-        for mine in (datagrams, network):
-            mine.close()
-        way.close()
-        way.theirs.close()
-        wait_for(lambda: len(list(Path("/proc/self/fd").iterdir())) <= before)
+async def said(reader: asyncio.StreamReader) -> tuple[int, int, bytes]:
+    number, length = HEAD.unpack(await asyncio.wait_for(reader.readexactly(HEAD.size), 10))
+    return number, length, await reader.readexactly(length) if length < OPEN else b""
 
 
-def test_connections_are_counted_and_end_with_the_way() -> None:
-    """The other side keeps its ends open and reads nothing."""
-    with echoing() as port:
-        way = Way("127.0.0.1", port)
-        kept = [sent(way) for _ in range(CONNECTIONS + 3)]
-        for here in kept[:CONNECTIONS]:
-            here.sendall(b"x")
-            assert here.recv(1) == b"x"
-        assert [here.recv(1) for here in kept[CONNECTIONS:]] == [b"", b"", b""]
-        way.close()
-        assert {here.recv(1) for here in kept} == {b""}
-        for here in (*kept, way.theirs):
-            here.close()
+async def test_connections_are_carried_apart_and_what_is_too_many_is_reset() -> None:
+    async with echoing() as port, within(port) as (_, reader, writer):
+        for number in range(1, MOST + 4):
+            writer.write(HEAD.pack(number, OPEN) + HEAD.pack(number, 3) + b"%03d" % number)
+        found = sorted([await said(reader) for _ in range(MOST + 3)])
+
+    assert found[:MOST] == [(number, 3, b"%03d" % number) for number in range(1, MOST + 1)]
+    assert [(number, length) for number, length, _ in found[MOST:]] == [
+        (number, RESET) for number in range(MOST + 1, MOST + 4)
+    ]
 
 
-def test_one_who_takes_back_what_it_sent_stops_nobody_else() -> None:
-    """A copy of the sent end reads the data away and lets it block, which the threads of that connection alone feel."""
-    with echoing() as port:
-        way = Way("127.0.0.1", port)
-        here, there = socket.socketpair()
-        socket.send_fds(way.theirs, [b"c"], [there.fileno()])
-        there.setblocking(True)
-        here.sendall(b"mine")
-        there.recv(4)
-        with sent(way) as other:
-            other.sendall(b"hello")
-            assert other.recv(5) == b"hello"
-        way.close()
-        for mine in (here, there, way.theirs):
-            mine.close()
+async def test_a_late_frame_begins_no_connection_and_an_end_is_answered_by_one() -> None:
+    async with echoing() as port, within(port) as (_, reader, writer):
+        writer.write(HEAD.pack(5, OPEN) + HEAD.pack(5, 1) + b"a" + HEAD.pack(5, END))
+        assert [await said(reader), await said(reader)] == [(5, 1, b"a"), (5, END, b"")]
+        for number, length in ((5, OPEN), (5, 1), (3, OPEN), (3, 1), (7, 1), (6, OPEN), (6, 1)):
+            writer.write(HEAD.pack(number, length) + b"b" * (length == 1))
+        assert await said(reader) == (6, 1, b"b")
 
 
-def wait_for(holds: Callable[[], bool], *, seconds: float = 10.0) -> None:
+async def test_what_is_no_frame_ends_the_way_and_everything_that_went_through_it() -> None:
+    before = descriptors()
+    async with echoing() as port, within(port) as (_, reader, writer):
+        writer.write(HEAD.pack(1, OPEN) + HEAD.pack(1, 1) + b"a")
+        assert await said(reader) == (1, 1, b"a")
+        writer.write(HEAD.pack(1, PIECE + 1))
+        with pytest.raises(asyncio.IncompleteReadError):
+            await said(reader)
+    await until(lambda: descriptors() <= before)
+
+
+async def test_a_flood_of_small_frames_leaves_the_loop_to_others() -> None:
+    """One byte a frame, answers never read: another box is served as often as the flooding one writes."""
+    async with echoing() as port, within(port) as (_, _, flooding), within(port) as (_, reader, writer):
+        flood = b"".join(HEAD.pack(at + 1, OPEN) for at in range(30))
+        flood += b"".join(HEAD.pack(at % 30 + 1, 1) + b"x" for at in range(20_000))
+        writer.write(HEAD.pack(1, OPEN))
+        for _ in range(40):
+            flooding.write(flood)
+            writer.write(HEAD.pack(1, 1) + b"y")
+            assert await said(reader) == (1, 1, b"y")
+
+
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+async def until(holds: Callable[[], bool], *, seconds: float = 10.0) -> None:
     end = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < end
-        time.sleep(0.02)
+        await asyncio.sleep(0.02)

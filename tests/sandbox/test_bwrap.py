@@ -2,8 +2,9 @@
 
 import os
 import shutil
-import socket
 import subprocess
+import threading
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,10 @@ from kifu.sandbox import (
     BwrapBackend,
     Guarantee,
     Limits,
+    Link,
     Policy,
+    Reason,
+    Sandbox,
     SandboxUnavailable,
     open_sandbox,
     shell,
@@ -63,6 +67,27 @@ def test_other_processes_of_its_user_take_nothing_from_a_box(program: str) -> No
             process.wait()
 
 
+def assert_linked(sandbox: Sandbox) -> None:
+    """What the program hears on its input it says back on its link, and it is killed when the stop is closed."""
+    (read, ours), (mine, write), (stop, alive) = os.pipe(), os.pipe(), os.pipe()
+    with ExitStack() as open_now:
+        for handle in (read, mine, write, stop):
+            open_now.callback(os.close, handle)
+        os.write(ours, b"hello\n")
+        os.close(ours)
+        link = Link(read=read, write=write, stop=stop)
+        says = "import os; os.write(int(os.environ['KIFU_LINK']), input().encode())"
+        assert sandbox.call("bash", {"command": f'python3 -c "{says}"'}, link=link).code == 0
+        assert os.read(mine, 100) == b"hello"
+        threading.Timer(0.3, os.close, [alive]).start()
+        assert sandbox.call("bash", {"command": "sleep 600"}, link=link).reason is Reason.TIMEOUT
+
+
+def test_a_link_of_the_other_back_end_does_the_same() -> None:
+    with open_sandbox(Policy(tools=(shell(),), limits=Limits(wall_s=60))) as sandbox:
+        assert_linked(sandbox)
+
+
 def test_it_keeps_the_contract_and_proves_what_it_can(program: str) -> None:
     backend = BwrapBackend(program=program)
     try:
@@ -75,12 +100,7 @@ def test_it_keeps_the_contract_and_proves_what_it_can(program: str) -> None:
         with open_sandbox(policy, backends=[backend]) as sandbox:
             assert sandbox.call("bash", {"command": "echo $((6 * 7)); id -u"}).out == b"42\n1000\n"
             assert sandbox.backend == "bwrap"
-            ours, theirs = socket.socketpair()
-            with ours, theirs:
-                ours.sendall(b"hello\n")
-                assert (
-                    sandbox.call("bash", {"command": "read word; echo $word"}, link=theirs.fileno()).out == b"hello\n"
-                )
+            assert_linked(sandbox)
     finally:
         backend.close()
     assert [path for path in Path("/tmp").glob("kifu-box-*") if path.stat().st_uid == os.geteuid()] == []

@@ -1,19 +1,18 @@
 """An outside agent in a sandbox: a program that reaches its gateway and nothing else."""
 
+import asyncio
 import json
+import math
 import os
-import socket
-import struct
-import threading
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from kifu.envs import Task
-from kifu.errors import AgentFailure, SandboxFailure, UsageError, nearest
+from kifu.errors import AgentFailure, SandboxFailure, UsageError, crossing, nearest
 from kifu.gateway import reach
 from kifu.gateway.attempting import prompt_of
 from kifu.gateway.endpoint import Endpoint, Ran
@@ -26,6 +25,7 @@ from kifu.sandbox import (
     Entry,
     Guarantee,
     Limits,
+    Link,
     Mount,
     Network,
     Policy,
@@ -39,12 +39,26 @@ REACH = ".kifu-reach.py"
 """Among the files of the box: the way to the gateway."""
 PORT = 8800
 """Of the box's own loopback."""
-CONNECTIONS = 32
-"""Of one attempt at once."""
-CONNECT_S = 10.0
-"""For the gateway to take a connection."""
-_HANDLE = struct.Struct("i")
 PYTHON = "/usr/bin/python3"
+
+
+def limits_of_agent(*, seconds: float, memory_bytes: int, processes: int) -> Limits:
+    """Limits of one attempt of an agent, which may say much, hold many connections and reserve more than it uses.
+
+    Args:
+        seconds: by the clock, and of CPU time for each process.
+        memory_bytes: of all processes together.
+        processes: and threads.
+    """
+    return Limits(
+        wall_s=seconds,
+        cpu_s=math.ceil(seconds),
+        mem_total_bytes=memory_bytes,
+        mem_process_bytes=None,
+        pids=processes,
+        open_files=512,
+        output_kill_bytes=64 << 20,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +76,7 @@ class BoxedCommand:
     mounts: tuple[Mount, ...] = ()
     """Tool chains and libraries of the host, e.g. a virtual environment and what its interpreter stands on."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    limits: Limits = field(default_factory=lambda: Limits(wall_s=600.0, cpu_s=600))
+    limits: Limits = field(default_factory=lambda: limits_of_agent(seconds=600.0, memory_bytes=1 << 30, processes=128))
     backends: tuple[str, ...] = ("ns",)
     require: frozenset[Guarantee] = DEFAULT_REQUIRED
     """What must be proved before a box is opened."""
@@ -74,6 +88,15 @@ class BoxedCommand:
             raise UsageError(
                 f"a command in a box: found {list(self.arguments[:1])}, expected the program's absolute path in the box"
             )
+        if any(item.path.split("/")[0] == REACH for item in self.files.entries):
+            raise UsageError(f"files: {REACH} is the name of the way to the gateway; rename it")
+        if not self.python.startswith("/"):
+            raise UsageError(f"python: found {self.python!r}, expected the interpreter's absolute path in the box")
+        for text in (*self.arguments, self.python):
+            if "\0" in text:
+                raise UsageError(
+                    f"a command in a box: {text!r:.80} holds a null character, which no program can be given"
+                )
         for name in self.backends:
             if name not in BACKENDS:
                 raise UsageError(f"no sandbox back-end `{name}`; {nearest(name, list(BACKENDS))}")
@@ -84,14 +107,27 @@ class BoxedCommand:
         return f"boxed:{Path(self.arguments[0]).name}"
 
     def check(self) -> None:
-        """Open an empty box, so that what is missing is known before the first attempt.
+        """Look into a box, so that what is missing is known before the first attempt.
 
         Raises:
             SandboxUnavailable: no back-end on the list proves its guarantees here.
+            UsageError: the box has no such interpreter, or no such program.
         """
-        open_sandbox(
-            Policy(limits=self.limits, mounts=self.mounts, require=self.require), backends=self.backends
-        ).close()
+        looks = "import os, sys; sys.exit(0 if os.access(sys.argv[1], os.X_OK) else 9)"
+        tool = RunTool(name="look", argv=(self.python, "-I", "-c", looks, self.arguments[0]))
+        policy = Policy(base=self.files, tools=(tool,), limits=self.limits, mounts=self.mounts, require=self.require)
+        with open_sandbox(policy, backends=self.backends) as sandbox:
+            found = sandbox.call(tool.name)
+        if found.is_ok:
+            return
+        if found.reason is Reason.EXIT and found.code == 9:
+            raise UsageError(
+                f"a command in a box: the box has no program {self.arguments[0]}; show its folder by a mount"
+            )
+        raise UsageError(
+            f"a command in a box: the box has no interpreter {self.python} that starts ({found.reason}); name one that "
+            "it has, or show one by a mount"
+        )
 
     async def run(self, task: Task, endpoint: Endpoint) -> Ran:
         """Attempt a task.
@@ -105,42 +141,42 @@ class BoxedCommand:
         values = {"{task}": prompt_of(task), "{base_url}": inside.base_url, "{model}": inside.model}
         told = json.dumps({**task.data, "id": task.id})
         variables = {**inside.environment, TASK: told, **self.environment}
-        tool = RunTool(
-            name="agent",
-            argv=(self.python, "-I", REACH, str(PORT), *(filled(text, values) for text in self.arguments)),
-            env=tuple(variables.items()),
-            network=Network.LOOPBACK,
-        )
         way = Way(address.hostname or "", address.port or 80)
-        try:
-            result, backend = await on_own_thread(partial(self._called, tool, way.theirs), name=self.id)
-        finally:
-            way.close()
+        with crossing(SandboxFailure, self.id):
+            tool = RunTool(
+                name="agent",
+                argv=(self.python, "-I", REACH, str(PORT), *(filled(text, values) for text in self.arguments)),
+                env=tuple(variables.items()),
+                network=Network.LOOPBACK,
+            )
+            async with way.open() as link:
+                result, backend = await on_own_thread(partial(self._called, tool, link), name=self.id)
+        if way.lost:
+            raise SandboxFailure(f"{self.id}: {way.lost} of its connections did not reach the gateway")
         return _ran(self.id, result, backend)
 
-    def _called(self, tool: RunTool, link: socket.socket) -> tuple[CallResult, str]:
-        """On a thread, which goes on to the end of the box when nobody waits any more."""
-        with link:
+    def _called(self, tool: RunTool, link: Link) -> tuple[CallResult, str]:
+        """On a thread, which the end of the link ends soon."""
+        try:
             policy = Policy(
                 base=self._files, tools=(tool,), limits=self.limits, mounts=self.mounts, require=self.require
             )
             sandbox = open_sandbox(policy, backends=self.backends)
             try:
-                return sandbox.call("agent", link=link.fileno()), sandbox.backend
+                return sandbox.call(tool.name, link=link), sandbox.backend
             finally:
                 sandbox.close()
+        finally:
+            for handle in (link.read, link.write, link.stop):
+                os.close(handle)
 
     @property
     def _files(self) -> Tree:
-        way = Entry(path=REACH, data=Path(reach.__file__).read_bytes())
-        return Tree((*(item for item in self.files.entries if item.path != REACH), way))
+        return Tree((*self.files.entries, Entry(path=REACH, data=Path(reach.__file__).read_bytes())))
 
 
 class Way:
-    """The host's side of the way to a gateway: every socket that arrives is joined to a connection of its own.
-
-    What arrives was sent by the program, so anything but a stream socket is closed, and so is what is too much. The
-    program may keep copies of what it sends and let them block, which blocks the threads here and nothing else.
+    """The host's side of the way to a gateway: connections that the box begins are carried to it.
 
     Args:
         host: of the gateway.
@@ -148,67 +184,27 @@ class Way:
     """
 
     def __init__(self, host: str, port: int) -> None:
+        self.lost = 0
+        """Connections that the gateway did not take."""
         self._address = host, port
-        self._ours, self.theirs = socket.socketpair()
-        self._open = set[socket.socket]()
-        self._lock = threading.Lock()
-        self._is_closed = False
-        threading.Thread(target=self._serve, daemon=True).start()
 
-    def close(self) -> None:
-        """End every connection, and with the way the program."""
-        with self._lock:
-            self._is_closed = True
-            for one in (self._ours, *self._open):
-                with suppress(OSError):
-                    one.shutdown(socket.SHUT_RDWR)
-
-    def _serve(self) -> None:
-        room = socket.CMSG_LEN(_HANDLE.size)
-        with self._ours, suppress(OSError):
-            while True:
-                data, extra, _, _ = self._ours.recvmsg(1, room, socket.MSG_CMSG_CLOEXEC)
-                for _level, _kind, handles in extra:
-                    for (handle,) in _HANDLE.iter_unpack(handles[: len(handles) - len(handles) % _HANDLE.size]):
-                        self._take(handle)
-                if not data:
-                    return
-
-    def _take(self, handle: int) -> None:
-        near = _stream(handle)
-        if near is None:
-            return
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[Link]:
+        """Carry while the block runs; what it gives belongs to the thread of the call, which closes it."""
+        read, their_write = os.pipe()
+        their_read, write = os.pipe()
+        stop, alive = os.pipe()
+        ends, close = await reach.ends_of(read, write)
+        streams = reach.Streams(*ends, opened=partial(asyncio.open_connection, *self._address))
+        task = asyncio.create_task(streams.run())
+        task.add_done_callback(lambda _: close())  # of one who speaks in no frames, nothing more is heard
         try:
-            far = socket.create_connection(self._address, timeout=CONNECT_S)
-        except OSError:
-            near.close()
-            return
-        far.settimeout(None)
-        with self._lock:
-            if self._is_closed or len(self._open) >= 2 * CONNECTIONS:
-                near.close()
-                far.close()
-                return
-            self._open |= {near, far}
-        reach.join(near, far, ended=lambda: self._forget(near, far))
-
-    def _forget(self, *ended: socket.socket) -> None:
-        with self._lock:
-            self._open.difference_update(ended)
-
-
-def _stream(handle: int) -> socket.socket | None:
-    """The descriptor as a stream socket; closed where it is anything else."""
-    try:
-        found = socket.socket(fileno=handle)
-    except OSError:
-        os.close(handle)
-        return None
-    if (found.family, found.type) != (socket.AF_UNIX, socket.SOCK_STREAM):
-        found.close()
-        return None
-    found.setblocking(True)
-    return found
+            yield Link(read=their_read, write=their_write, stop=stop)
+        finally:
+            os.close(alive)  # which ends the call
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            self.lost = streams.lost
 
 
 def _ran(name: str, result: CallResult, backend: str) -> Ran:

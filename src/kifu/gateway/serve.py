@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 
 import uvicorn
+from h11 import IDLE, LocalProtocolError
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from kifu.errors import UsageError
 from kifu.gateway.app import build_app
@@ -14,6 +16,30 @@ from kifu.gateway.gateway import Gateway
 
 MAX_HEADER_BYTES = 65_536
 KEEP_ALIVE_S = 30
+
+
+FEW_LINES = 256
+FEW_BYTES = 32
+"""A line of a chunked body, on average, where one piece of it has more than a few lines."""
+
+
+class _Connection(H11Protocol):
+    """Refuses bodies that are nearly all framing: a megabyte in chunks of one byte would hold everybody up."""
+
+    def data_received(self, data: bytes) -> None:
+        """Read a piece of a request."""
+        lines = data.count(b"\r\n")
+        if lines > FEW_LINES and len(data) < FEW_BYTES * lines and self._is_chunked(data):
+            with suppress(LocalProtocolError):  # an answer has begun already
+                self.send_400_response("the body comes in chunks of a few bytes; send larger ones")
+            self.transport.close()
+            return
+        super().data_received(data)
+
+    def _is_chunked(self, data: bytes) -> bool:
+        if self.conn.their_state is IDLE:
+            return b"chunked" in data[:MAX_HEADER_BYTES].lower()
+        return any(name == b"transfer-encoding" for name, _ in self.headers)
 
 
 class _Server(uvicorn.Server):
@@ -81,6 +107,7 @@ async def serving(
         raise UsageError(f"{host}:{port} cannot be listened on: {cause.strerror}; choose another port") from cause
     config = uvicorn.Config(
         build_app(gateway),
+        http=_Connection,
         log_level="warning",
         access_log=False,
         lifespan="off",

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import assert_never
 
-from kifu.sandbox.contract import Box, Command, Denied, Limits, Ran, Reason, Wanted
+from kifu.sandbox.contract import Box, Command, Denied, Limits, Link, Ran, Reason, Wanted
 from kifu.sandbox.patches import PatchError, patched, read_patch
 from kifu.sandbox.policy import CallResult
 from kifu.sandbox.tools import ListTool, PatchTool, ReadTool, RunTool, Tool, WriteTool, fill
@@ -19,7 +19,7 @@ _SPEAKS = {
 }
 
 
-def act(box: Box, tool: Tool, *, values: Values, limits: Limits, link: int | None = None) -> CallResult:
+def act(box: Box, tool: Tool, *, values: Values, limits: Limits, link: Link | None = None) -> CallResult:
     """Do what a checked call asks for."""
     try:
         match tool:
@@ -42,7 +42,7 @@ def act(box: Box, tool: Tool, *, values: Values, limits: Limits, link: int | Non
     return CallResult(tool=tool.name, reason=Reason.EXIT, code=0, out=b"done\n")
 
 
-def _run(box: Box, tool: RunTool, *, values: Values, limits: Limits, link: int | None) -> CallResult:
+def _run(box: Box, tool: RunTool, *, values: Values, limits: Limits, link: Link | None) -> CallResult:
     command = Command(
         argv=fill(tool, values),
         env=tool.env,

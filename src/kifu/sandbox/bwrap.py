@@ -11,10 +11,24 @@ import shutil
 import subprocess
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from kifu.sandbox import probes
-from kifu.sandbox.contract import WORK, BoxPolicy, Command, Export, Limits, Mount, Network, Proof, Ran, Reason, Wanted
+from kifu.sandbox.contract import (
+    LINK,
+    WORK,
+    BoxPolicy,
+    Command,
+    Export,
+    Limits,
+    Mount,
+    Network,
+    Proof,
+    Ran,
+    Reason,
+    Wanted,
+)
 from kifu.sandbox.folders import FolderFiles
 from kifu.sandbox.ns.box import BASE_ENV
 from kifu.sandbox.ns.filter import ARCHES, assembled
@@ -135,17 +149,20 @@ class BwrapBox:
 
     def _run(self, command: Command) -> Ran:
         start = time.monotonic()
+        link = () if command.link is None else (os.dup(command.link.write),)
+        if link:
+            command = replace(command, env=(*command.env, (LINK, str(link[0]))))
         out, out_end = os.pipe()
         err, err_end = os.pipe()
         status, status_end = os.pipe()
         alive, alive_end = os.pipe()
         given = {
             "args": _memory(b"".join(word.encode() + b"\0" for word in self._arguments(command))),
-            "stdin": _memory(command.stdin) if command.link is None else os.dup(command.link),
+            "stdin": _memory(command.stdin) if command.link is None else os.dup(command.link.read),
             "seccomp": _memory(assembled(os.uname().machine, with_inet=command.network is Network.LOOPBACK)),
             "passwd": _memory(b"agent:x:1000:1000::/tmp:/bin/sh\n"),
         }
-        ends = [out_end, err_end, status_end, alive_end, *given.values()]
+        ends = [out_end, err_end, status_end, alive_end, *given.values(), *link]
         argv = [
             *_limited(command.limits),
             self._program,
@@ -160,7 +177,7 @@ class BwrapBox:
                 stdout=out_end,
                 stderr=err_end,
                 env={},
-                pass_fds=[status_end, alive_end, given["seccomp"], given["passwd"], given["args"]],
+                pass_fds=[status_end, alive_end, given["seccomp"], given["passwd"], given["args"], *link],
                 start_new_session=True,
                 user=self._owner,
                 group=self._owner,
@@ -169,8 +186,9 @@ class BwrapBox:
         finally:
             for handle in ends:
                 os.close(handle)
-        sources = Sources(process=os.pidfd_open(process.pid), out=out, err=err, report=status)
-        seen = watch(sources, command.limits)
+        stop = None if command.link is None else os.dup(command.link.stop)
+        sources = Sources(process=os.pidfd_open(process.pid), out=out, err=err, report=status, stop=stop)
+        seen = watch(sources, command.limits, keeps_end=bool(link))
         select.select([alive], [], [], GRACE_S)  # the end of the box's process 1, and with it of all others
         os.close(alive)
         process.wait()

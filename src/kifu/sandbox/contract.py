@@ -136,6 +136,26 @@ class Mount:
             raise ArgumentError(f"mount: {self.target} would cover what every box has; choose e.g. /opt/name")
 
 
+LINK = "KIFU_LINK"
+"""Variable of a program with a link: the number of the descriptor it writes to."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """A way between a program in a box and its starter. Descriptors are the starter's, who closes them after the call.
+
+    Pipes, not sockets: a socket could carry other descriptors of the box out, and closing those can block. Such a
+    program is a whole agent, whose last words matter: of its output the end is kept, not the beginning.
+    """
+
+    read: int
+    """End of a pipe that becomes the program's standard input."""
+    write: int
+    """End of a pipe that the program gets under the number in the variable `LINK`."""
+    stop: int
+    """End of a pipe: when its other end is closed, the call is killed, with the reason `Reason.TIMEOUT`."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
     """One program to start in a box."""
@@ -147,9 +167,8 @@ class Command:
     cwd: str = ""
     """Folder below the box's; empty for the box itself."""
     stdin: bytes = b""
-    link: int | None = None
-    """A stream socket that is the program's standard input instead: a way out that its starter opens and watches. Its
-    number stays the caller's, who closes it."""
+    link: Link | None = None
+    """Instead of an input: what the program and its starter say to each other."""
     limits: Limits = Limits()
     network: Network = Network.NONE
     is_warm: bool = False
@@ -165,7 +184,7 @@ class Command:
                 "command: an argument or variable holds a null character, which no program can be given"
             )
         if self.link is not None and (self.stdin or self.is_warm):
-            raise ArgumentError("command: a link is the standard input of a program of its own: no stdin, not warm")
+            raise ArgumentError("command: a link takes the place of stdin, of a program that is not warm")
         if self.is_warm and len(self.argv) < 2:
             raise ArgumentError("command: a warm one needs a script or -m and a module after the interpreter")
 

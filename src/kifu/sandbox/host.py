@@ -82,15 +82,14 @@ class HostBox:
         self._files.remove()
 
     def _run(self, command: Command) -> Ran:
+        if command.link is not None:
+            raise UsageError(f"`{UNSAFE}` starts no program with a link; run it as a process of yours instead")
         start = time.monotonic()
         out, out_end = os.pipe()
         err, err_end = os.pipe()
-        if command.link is None:
-            stdin = os.memfd_create("stdin", os.MFD_CLOEXEC)
-            os.write(stdin, command.stdin)
-            os.lseek(stdin, 0, os.SEEK_SET)
-        else:
-            stdin = os.dup(command.link)
+        stdin = os.memfd_create("stdin", os.MFD_CLOEXEC)
+        os.write(stdin, command.stdin)
+        os.lseek(stdin, 0, os.SEEK_SET)
         env = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(self._files.path), "LANG": "C.UTF-8"}
         try:
             process = subprocess.Popen(

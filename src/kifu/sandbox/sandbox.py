@@ -9,7 +9,7 @@ from typing import Self
 from kifu.errors import SandboxFailure
 from kifu.records import Json
 from kifu.sandbox.acting import act
-from kifu.sandbox.contract import Box, Denied, Export, Guarantee, Proof, Reason, Wanted
+from kifu.sandbox.contract import Box, Denied, Export, Guarantee, Link, Proof, Reason, Wanted
 from kifu.sandbox.effects import ISOLATION, EffectLog
 from kifu.sandbox.policy import CallResult, Policy
 from kifu.sandbox.tools import Given, check_arguments, find_tool
@@ -72,7 +72,7 @@ class Sandbox:
         """What the back-end proved."""
         return self.proof.held
 
-    def call(self, tool: str, arguments: Given | None = None, *, link: int | None = None) -> CallResult:
+    def call(self, tool: str, arguments: Given | None = None, *, link: Link | None = None) -> CallResult:
         """Do what the policy under training asks for, if its policy allows it.
 
         A refusal is a result with the reason `Reason.DENIED`, an observation like any other. A sandbox that breaks
@@ -81,7 +81,7 @@ class Sandbox:
         Args:
             tool: its name.
             arguments: of its slots.
-            link: a stream socket for a program that a `RunTool` starts; see `Command.link`.
+            link: for a program that a `RunTool` starts.
         """
         mark: dict[str, Json] = self._mark if link is None else {**self._mark, "link": True}
         given = dict(arguments or {})

@@ -42,29 +42,33 @@ class Sources:
     out: int
     err: int
     report: int | None = None
+    stop: int | None = None
+    """Readable or hung up: the call is to be killed."""
 
 
-def watch(sources: Sources, limits: Limits, *, off: frozenset[str] = frozenset()) -> Watched:
+def watch(sources: Sources, limits: Limits, *, off: frozenset[str] = frozenset(), keeps_end: bool = False) -> Watched:
     """Read until the call has ended; kill it when it breaks a limit.
 
     Args:
         sources: of the call.
         limits: to hold it to.
         off: ``wall_clock``, ``output_limit``, ``memory_watch``: not to do. For controls of tests alone.
+        keeps_end: of the output, instead of its beginning.
     """
-    watched = _Call(sources, limits, off)
+    watched = _Call(sources, limits, off, keeps_end=keeps_end)
     try:
         watched.follow()
     finally:
-        for handle in (sources.process, sources.out, sources.err, sources.report):
+        for handle in (sources.process, sources.out, sources.err, sources.report, sources.stop):
             if handle is not None:
                 os.close(handle)
     return watched.seen
 
 
 class _Call:
-    def __init__(self, sources: Sources, limits: Limits, off: frozenset[str]) -> None:
+    def __init__(self, sources: Sources, limits: Limits, off: frozenset[str], *, keeps_end: bool) -> None:
         self.seen = Watched()
+        self._keeps_end = keeps_end
         self._sources = sources
         self._limits = limits
         self._off = off
@@ -76,6 +80,8 @@ class _Call:
         for handle in (sources.process, *self._into):
             os.set_blocking(handle, False)
             self._poll.register(handle, select.POLLIN)
+        if sources.stop is not None:
+            self._poll.register(sources.stop, select.POLLIN)
         self._pid = None if "memory_watch" in off else pid_of(sources.process)
         now = time.monotonic()
         self._deadline = now + limits.wall_s
@@ -97,6 +103,8 @@ class _Call:
                     self._reading.discard(handle)
             if self._is_flood and self.seen.broken is None:
                 self._break(Reason.OUTPUT_LIMIT)
+            if self._sources.stop in ready:
+                self._stop(self._sources.stop)
             is_over = self._sources.process in ready
         if self.seen.broken is None:
             self._drain()
@@ -130,6 +138,13 @@ class _Call:
         else:
             self._break(Reason.TIMEOUT)
 
+    def _stop(self, handle: int | None) -> None:
+        """Whoever started the call has no use for it any more."""
+        assert handle is not None
+        self._poll.unregister(handle)
+        if self.seen.broken is None:
+            self._break(Reason.TIMEOUT)
+
     def _break(self, reason: Reason) -> None:
         """Kill the call; what it had written by then is all that is kept, however long its end takes."""
         self.seen.broken = reason
@@ -159,7 +174,11 @@ class _Call:
             kept += data[: max(0, (1 << 16) - len(kept))]
         else:
             self.seen.total_bytes += len(data)
-            kept += data[: max(0, self._limits.output_keep_bytes - len(kept))]
+            if self._keeps_end:
+                kept += data
+                del kept[: max(0, len(kept) - self._limits.output_keep_bytes)]
+            else:
+                kept += data[: max(0, self._limits.output_keep_bytes - len(kept))]
         return bool(data)
 
 

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 
 FILE, FOLDER, LINK, GONE, END = b"F", b"D", b"L", b"X", b"E"
 ENTRY = struct.Struct("!cHIQ")
+LINK_NUMBER = 3
+"""Of the descriptor by which a program writes to its link."""
 MAX_MESSAGE = 64 << 20
 _HANDLE = struct.Struct("i")
 

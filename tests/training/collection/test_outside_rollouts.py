@@ -255,6 +255,10 @@ def _sampled(record: Trajectory) -> list[int]:
     [
         (['policy.agent.command=["python3"]'], "absolute path in the box"),
         (['policy.agent.box.files="nothing"'], r"policy\.agent\.box\.files: no folder .*nothing"),
+        (['policy.agent.box.files="."'], "holds the experiment itself"),
+        (['policy.agent.box.python="python3"'], "python: found 'python3', expected the interpreter's absolute path"),
+        (['policy.agent.command=["/usr/bin/python3", "a\\u0000b"]'], "a null character"),
+        (['machine.agent_mounts=[{source="/no/such", target="/opt/x"}]'], "source /no/such is no folder"),
         (['machine.agent_mounts=[{source="/etc", target="/etc"}]'], r"machine\.agent_mounts: mount: /etc would cover"),
         (['policy.agent.box.backends=["podman"]'], "ns"),
         (['policy.agent.box.require=["no_net"]'], "no guarantee `no_net`; did you mean"),
@@ -265,6 +269,19 @@ def test_a_box_that_cannot_be_made_is_refused(tmp_path: Path, overrides: list[st
     toml = write_boxed(tmp_path)
     with pytest.raises(UsageError, match=why):
         prepare(load_experiment(toml, overrides=overrides))
+
+
+@pytest.mark.parametrize(
+    ("override", "why"),
+    [
+        ('policy.agent.command=["/opt/no/such", "agent.py"]', "the box has no program /opt/no/such"),
+        ('policy.agent.box.python="/usr/bin/python9"', "the box has no interpreter /usr/bin/python9 that starts"),
+    ],
+)
+def test_what_the_box_lacks_is_told_before_the_first_attempt(tmp_path: Path, override: str, why: str) -> None:
+    toml = write_boxed(tmp_path)
+    with pytest.raises(UsageError, match=why):
+        train(load_experiment(toml, overrides=[override]), out=tmp_path / "run", quiet=True)
 
 
 def test_a_box_holds_a_command_alone(tmp_path: Path) -> None:

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from kifu.errors import SandboxFailure
-from kifu.sandbox.contract import BoxPolicy, Command, Denied, Export, Limits, Network, Ran, Reason, Wanted
+from kifu.sandbox.contract import LINK, BoxPolicy, Command, Denied, Export, Limits, Network, Ran, Reason, Wanted
 from kifu.sandbox.folders import received
 from kifu.sandbox.ns.server import ForkServer
 from kifu.sandbox.tree import Tree
 from kifu.sandbox.watching import Sources, Watched, kill, watch
-from kifu.sandbox.wire import write_all
+from kifu.sandbox.wire import LINK_NUMBER, write_all
 
 BASE_ENV = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8"}
 _JOB_S = 60.0
@@ -121,13 +121,16 @@ class NsBox:
                 raise
             finally:
                 _close(*theirs)
-            sources = Sources(process=given[0], out=ours[0], err=ours[1], report=ours[2])
-            seen = watch(sources, command.limits, off=self._without)
+            stop = None if command.link is None else os.dup(command.link.stop)
+            sources = Sources(process=given[0], out=ours[0], err=ours[1], report=ours[2], stop=stop)
+            seen = watch(sources, command.limits, off=self._without, keeps_end=stop is not None)
             ended, _ = self._server.ask({"op": "reap", "pid": answer["pid"]})
             return _ran(seen, ended, wall_s=time.monotonic() - start)
 
     def _request(self, command: Command, probe: tuple[str, ...]) -> dict[str, object]:
         env = {**BASE_ENV, **dict(command.env)}
+        if command.link is not None:
+            env[LINK] = str(LINK_NUMBER)
         if "clean_env" in self._without:
             env = {**os.environ, **env}
         limits = command.limits
@@ -208,10 +211,10 @@ def _check_report(report: bytes, *, what: str) -> None:
         raise SandboxFailure(f"the sandbox could not {what} files: {found['error']}")
 
 
-def _pipes(command: Command) -> tuple[tuple[int, int, int], tuple[int, int, int, int]]:
-    """Our ends of stdout, stderr and report; the call's ends, stdin first."""
+def _pipes(command: Command) -> tuple[tuple[int, int, int], tuple[int, ...]]:
+    """Our ends of stdout, stderr and report; the call's ends, stdin first and what it writes to a link last."""
     if command.link is not None:
-        source = os.dup(command.link)
+        source = os.dup(command.link.read)
     elif command.stdin:
         source = os.memfd_create("stdin", os.MFD_CLOEXEC)
         write_all(source, command.stdin)
@@ -220,7 +223,8 @@ def _pipes(command: Command) -> tuple[tuple[int, int, int], tuple[int, int, int,
         source = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     pairs = [os.pipe() for _ in range(3)]
     (out, out_end), (err, err_end), (report, report_end) = pairs
-    return (out, err, report), (source, out_end, err_end, report_end)
+    more = () if command.link is None else (os.dup(command.link.write),)
+    return (out, err, report), (source, out_end, err_end, report_end, *more)
 
 
 def _close(*handles: int) -> None:

@@ -28,7 +28,7 @@ from kifu.sandbox.ns.kernel import (
     set_hostname,
 )
 from kifu.sandbox.ns.rootfs import BOX_USER, enter_root, raise_loopback, set_limits
-from kifu.sandbox.wire import write_all
+from kifu.sandbox.wire import LINK_NUMBER, write_all
 
 _DEFAULTED = (signal.SIGPIPE, signal.SIGINT, signal.SIGXFSZ)
 """What Python changes and a command expects unchanged."""
@@ -46,14 +46,15 @@ def serve_call(request: dict, handles: list[int], box: str) -> None:  # type: ig
 
     Args:
         request: argv, env, cwd, limits, network, probe, warm, without.
-        handles: stdin, stdout, stderr of the command, and the report, which the command never gets.
+        handles: stdin, stdout, stderr of the command, the report, which the command never gets, and, where there is a
+            link, what the command writes to it.
         box: folder that shows the box.
     """
     report = handles[3]
     try:
         _confine(request, box)
         pid = _start(request, handles)
-        for handle in handles[:3]:
+        for handle in (*handles[:3], *handles[4:]):
             os.close(handle)
         status = _await(pid)
         write_all(report, json.dumps({"status": status}).encode())
@@ -92,6 +93,7 @@ def _start(request: dict, handles: list[int]) -> int:  # type: ignore[type-arg]
     if request["warm"] or request["probe"]:
         return _start_warm(request, handles)
     actions = [(os.POSIX_SPAWN_DUP2, handle, number) for number, handle in enumerate(handles[:3])]
+    actions += [(os.POSIX_SPAWN_DUP2, handle, LINK_NUMBER) for handle in handles[4:]]
     return os.posix_spawn(
         request["argv"][0],
         request["argv"],

@@ -55,7 +55,10 @@ def main(sock: socket.socket, config: dict) -> None:  # type: ignore[type-arg]
             answer, given = getattr(operations, str(message["op"]))(message, handles)
         except (OSError, KeyError) as error:
             answer, given = {"error": f"{type(error).__name__}: {error}", "errno": getattr(error, "errno", None)}, ()
-        send(sock, answer, given)
+        try:
+            send(sock, answer, given)
+        except OSError as error:  # no descriptor could be given away
+            send(sock, {"error": f"{type(error).__name__}: {error}", "errno": error.errno})
         for handle in (*handles, *given):
             os.close(handle)
 

@@ -3,7 +3,6 @@
 import ast
 import hashlib
 import inspect
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,10 +16,11 @@ from kifu.envs.files import load_module
 from kifu.envs.suites.jsonl import RewardFunction, resolve_reward
 from kifu.errors import ArgumentError, ExperimentError
 from kifu.gateway import BoxedCommand, Command, Forked, Function, OutsideAgent
+from kifu.gateway.boxed import limits_of_agent
 from kifu.gateway.listening import check_installed
 from kifu.records import Json
 from kifu.render import Renderer
-from kifu.sandbox import Guarantee, Limits, Mount, Tree
+from kifu.sandbox import Guarantee, Mount, Tree
 from kifu.training.experiment.agent_layers import AgentBox, OutsideAgentLayer
 from kifu.training.experiment.layers import Experiment, HfPolicy
 from kifu.training.experiment.reading import Loaded
@@ -109,8 +109,14 @@ def _commanded(
         command = _boxed(loaded, layer.command, layer.box)
         mounts: list[Json] = [mount.target for mount in command.mounts]
         code = {"files": command.files.digest, "mounts": mounts, "limits": repr(command.limits)}
+
+    def make() -> OutsideAgent:
+        if isinstance(command, BoxedCommand):
+            command.check()
+        return command
+
     return Outsider(
-        make=lambda: command,
+        make=make,
         id=command.id,
         gives=layer.gives,
         verifier=verifier,
@@ -125,25 +131,15 @@ def _boxed(loaded: Loaded, arguments: tuple[str, ...], box: AgentBox) -> BoxedCo
         ExperimentError: its files are not there, or a mount would cover what every box has.
         SandboxUnavailable: no back-end proves its guarantees here.
     """
-    files = Tree()
-    if box.files is not None:
-        folder = loaded.folder / box.files
-        if not folder.is_dir():
-            raise ExperimentError(f"policy.agent.box.files: no folder {folder}; paths start at the experiment's folder")
-        files = Tree.from_folder(folder)
-    memory = box.memory_mb << 20
+    files = Tree() if box.files is None else _files_of(loaded.folder, box.files)
+    for item in loaded.machine.agent_mounts:
+        if not Path(item.source).is_dir():
+            raise ExperimentError(f"machine.agent_mounts: source {item.source} is no folder of this machine")
     try:
         mounts = tuple(Mount(source=item.source, target=item.target) for item in loaded.machine.agent_mounts)
     except ArgumentError as error:
         raise ExperimentError(f"machine.agent_mounts: {error}") from error
-    limits = Limits(
-        wall_s=box.seconds,
-        cpu_s=math.ceil(box.seconds),
-        mem_total_bytes=memory,
-        mem_process_bytes=None,
-        pids=box.processes,
-        open_files=1024,
-    )
+    limits = limits_of_agent(seconds=box.seconds, memory_bytes=box.memory_mb << 20, processes=box.processes)
     made = BoxedCommand(
         arguments=arguments,
         files=files,
@@ -153,8 +149,23 @@ def _boxed(loaded: Loaded, arguments: tuple[str, ...], box: AgentBox) -> BoxedCo
         require=frozenset(map(Guarantee, box.require)),
         python=box.python,
     )
-    made.check()
     return made
+
+
+def _files_of(folder: Path, name: str) -> Tree:
+    """Files that the box shows to the agent; never those of the experiment, which hold what it must not see."""
+    place = folder / name
+    if not place.is_dir():
+        raise ExperimentError(f"policy.agent.box.files: no folder {place}; paths start at the experiment's folder")
+    if folder.resolve().is_relative_to(place.resolve()):
+        raise ExperimentError(
+            f"policy.agent.box.files: {place} holds the experiment itself, with its tasks and its judge; give the "
+            "agent a folder of its own"
+        )
+    try:
+        return Tree.from_folder(place)
+    except ArgumentError as error:
+        raise ExperimentError(f"policy.agent.box.files: {error}") from error
 
 
 def acting(agent: Agent, outsider: Outsider | None, renderer: Renderer) -> dict[str, Any]:
