@@ -80,3 +80,10 @@ def test_a_step_without_an_informative_group_trains_nothing(groups: list[list[Ep
 def test_bounds_hold_on_copies_too(groups: list[list[Episode]], train_on: Train) -> None:
     found = train_on(Dupo(), *groups, ratio=lambda token: 1.5)
     assert found.stats["clipped_tokens"] == 10 + 10 + 20
+
+
+@pytest.mark.parametrize("rewards", [[0.1 + 0.2, 0.3], [0.0, 1e-200]], ids=str)
+def test_rounding_noise_is_no_signal(make_attempt: Make, rewards: list[float]) -> None:
+    """Nothing is added to the deviation, which is the noise itself or underflows."""
+    group = [make_attempt(reward, [10], name=str(at)) for at, reward in enumerate(rewards)]
+    assert Dupo().credit(group, RewardRules()) is None

@@ -78,6 +78,32 @@ def test_eight_rewards_of_0_35_give_exactly_zero() -> None:
     assert group_relative([0.35] * 8, scale=SampleStd()) == (0.0,) * 8
 
 
+BARE: list[Scale] = [Unscaled(), SampleStd(eps=0.0), PopulationStd(eps=0.0)]
+
+
+@pytest.mark.parametrize("scale", BARE)
+@given(parts=st.lists(st.floats(0.01, 100.0), min_size=2, max_size=8), seed=st.integers(0, 1000))
+def test_one_return_summed_in_two_orders_compares_nothing(scale: Scale, parts: list[float], seed: int) -> None:
+    """Without an eps that covers it, rounding noise would be divided by itself."""
+    again = np.random.default_rng(seed).permutation(parts)
+    returns = [sum(parts), float(sum(again))]
+    assert is_degenerate(returns)
+    assert group_relative(returns, scale=scale) == leave_one_out(returns) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("scale", BARE)
+def test_rewards_whose_squares_vanish_compare_nothing(scale: Scale) -> None:
+    assert group_relative([0.0, 1e-200], scale=scale) == (0.0, 0.0)
+    assert is_degenerate([0.0, 5e-324])
+
+
+@pytest.mark.parametrize("rewards", [[0.3, 0.3 + 1e-13], [0.0, 1e-100], [1e9, 1e9 + 1e-5], [-1e-20, 1e-20]], ids=str)
+def test_rewards_that_differ_by_more_than_rounding_are_compared(rewards: list[float]) -> None:
+    assert not is_degenerate(rewards)
+    found = numbers(group_relative(rewards, scale=PopulationStd(eps=0.0)))
+    np.testing.assert_allclose(found, [-1.0, 1.0], rtol=1e-3)
+
+
 @pytest.mark.parametrize("scale", SCALES)
 @given(rewards=REWARDS, seed=st.integers(0, 1000))
 def test_the_order_of_members_changes_nothing(scale: Scale, rewards: list[float], seed: int) -> None:

@@ -120,3 +120,10 @@ def test_moments_of_nothing_change_nothing() -> None:
 @pytest.mark.parametrize("scale", [SampleStd(eps=0.0), PopulationStd(eps=0.0)])
 def test_equal_advantages_are_divided_by_one_where_nothing_is_added_to_their_deviation(scale: Scale) -> None:
     assert batch_moments([0.3] * 4, counts_N=[1, 2, 1, 1], scale=scale) == (0.3, 1.0)
+
+
+@pytest.mark.parametrize("scale", [SampleStd(eps=0.0), PopulationStd(eps=0.0)])
+def test_advantages_that_differ_by_rounding_alone_are_not_blown_up(scale: Scale) -> None:
+    mean, divisor = batch_moments([0.1 + 0.2, 0.3], counts_N=[1, 1], scale=scale)
+    assert divisor == 1.0
+    assert mean == pytest.approx(0.3)

@@ -8,7 +8,7 @@ Axes: ``G`` members of a group.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import fsum, sqrt
+from math import fsum, sqrt, ulp
 from typing import TypeAlias, assert_never
 
 from kifu.credit.arrays import as_doubles
@@ -45,10 +45,27 @@ def present(rewards_G: Rewards) -> list[float]:
     return [float(reward) for reward in as_doubles(found, name="rewards of a group")]
 
 
+_ROUNDING_ULPS = 16
+_SMALLEST = 1e-150
+"""The square of less than this is no normal number, so there is no deviation to divide by."""
+
+
+def are_equal(numbers: Sequence[float]) -> bool:
+    """Whether numbers are the same but for rounding.
+
+    They are when the largest and the smallest differ by no more than 16 units in the last place of the largest by
+    size, or by no more than 1e-150: 0.1 + 0.2 is paid like 0.3.
+    """
+    if not numbers:
+        return True
+    low, high = min(numbers), max(numbers)
+    return high - low <= max(_ROUNDING_ULPS * ulp(max(abs(low), abs(high))), _SMALLEST)
+
+
 def is_degenerate(rewards_G: Rewards) -> bool:
-    """Whether the group compares nothing: fewer than two rewards, or all of them equal."""
+    """Whether the group compares nothing: fewer than two rewards, or all of them equal (`are_equal`)."""
     found = present(rewards_G)
-    return len(found) < 2 or min(found) == max(found)
+    return len(found) < 2 or are_equal(found)
 
 
 def mean_reward(rewards_G: Rewards) -> float | None:
@@ -83,6 +100,8 @@ def leave_one_out(rewards_G: Rewards) -> tuple[float | None, ...]:
 
         A_i = R_i - mean_{j != i} R_j = n / (n-1) (R_i - mean R)
 
+    Exactly 0 for every member of a degenerate group.
+
     Raises:
         ArgumentError: fewer than two rewards; ask `is_degenerate` first.
     """
@@ -90,6 +109,8 @@ def leave_one_out(rewards_G: Rewards) -> tuple[float | None, ...]:
     count = len(found)
     if count < 2:
         raise ArgumentError(f"leave_one_out needs a group of at least 2 attempts, got {count}. Raise `group_size`.")
+    if are_equal(found):
+        return tuple(None if reward is None else 0.0 for reward in rewards_G)
     mean = _mean(found)
     return tuple(None if reward is None else (float(reward) - mean) * (count / (count - 1)) for reward in rewards_G)
 

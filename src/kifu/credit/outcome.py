@@ -12,7 +12,17 @@ from typing import assert_never
 import numpy as np
 
 from kifu.credit.arrays import Doubles, Numbers, as_doubles
-from kifu.credit.group import PopulationStd, Rewards, SampleStd, Scale, Unscaled, group_relative, mean_reward, present
+from kifu.credit.group import (
+    PopulationStd,
+    Rewards,
+    SampleStd,
+    Scale,
+    Unscaled,
+    are_equal,
+    group_relative,
+    mean_reward,
+    present,
+)
 from kifu.errors import ArgumentError
 
 
@@ -92,8 +102,8 @@ def format_and_answer(*, format_ok: bool, answer_ok: bool, format_share: float =
 def batch_moments(values_N: Numbers, *, counts_N: Numbers, scale: Scale) -> tuple[float, float]:
     """Mean and divisor that normalize the advantages of a whole update, ``(A - mean) / divisor``.
 
-    The mean of equal values is exactly that value, so that they are normalized to exactly 0; a divisor of 0, where
-    nothing is added to the deviation, is 1 instead.
+    The mean of equal values is exactly that value, so that they are normalized to exactly 0; values that are equal but
+    for rounding have the deviation 0. A divisor of 0, where nothing is added to the deviation, is 1 instead.
 
     Args:
         values_N: advantages of all trained tokens.
@@ -106,7 +116,8 @@ def batch_moments(values_N: Numbers, *, counts_N: Numbers, scale: Scale) -> tupl
     if not values.size:
         return 0.0, 1.0
     mean = float(values[0]) if _is_constant(values) else float((counts * values).sum()) / total
-    squares = float((counts * np.square(values - mean)).sum())
+    is_equal = are_equal([float(values.min()), float(values.max())])
+    squares = 0.0 if is_equal else float((counts * np.square(values - mean)).sum())
     match scale:
         case SampleStd(eps=eps):
             return mean, ((sqrt(squares / (total - 1.0)) if total > 1.0 else 0.0) + eps) or 1.0
