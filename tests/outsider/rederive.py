@@ -259,10 +259,10 @@ def returns_of(record: Json, protocol: Json) -> list[float]:
 
 
 def relative(returns: Sequence[float], options: Json) -> list[float]:
-    """Centred and divided; 0 where all are equal."""
+    """Centred and divided; 0 where all are equal but for rounding."""
     own = np.array(returns)
     ddof = {"sample": 1, "population": 0}.get(options["std"])
-    if (own == own[0]).all():
+    if np.ptp(own) <= max(16 * math.ulp(np.abs(own).max()), 1e-150):
         return [0.0] * own.size
     scale = 1.0 if ddof is None else own.std(ddof=ddof) + options["eps"]
     return [float(value) for value in (own - own.mean()) / scale]
