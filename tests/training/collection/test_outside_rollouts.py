@@ -263,6 +263,8 @@ def _sampled(record: Trajectory) -> list[int]:
         (['policy.agent.box.backends=["podman"]'], "ns"),
         (['policy.agent.box.require=["no_net"]'], "no guarantee `no_net`; did you mean"),
         (["policy.agent.box.seconds=0"], "more than 0.0"),
+        (["policy.agent.box.second=1"], r"policy\.agent\.box\.second: unknown field; did you mean `seconds`"),
+        (['machine.agent_mounts=[{source="/etc", taget="/opt"}]'], "unknown field; did you mean `target`"),
     ],
 )
 def test_a_box_that_cannot_be_made_is_refused(tmp_path: Path, overrides: list[str], why: str) -> None:

@@ -268,7 +268,12 @@ def _children(node: Table, part: str, definitions: Table) -> list[Table]:
         options = _options(node, definitions)
         return [item for item in options if part in json.dumps(item.get("properties", {}))] or options
     child = node.get("properties", {}).get(part, node.get("additionalProperties") or None)
-    return [child] if isinstance(child, dict) else []
+    if child is None and part.isdigit():
+        child = node.get("items")
+    if not isinstance(child, dict):
+        return []
+    tables = [item for item in child.get("anyOf", ()) if item.get("type") != "null"]
+    return tables if len(tables) == 1 else [child]  # one table or nothing is no choice, and has no tag
 
 
 def _options(node: Table, definitions: Table) -> list[Table]:
