@@ -293,6 +293,7 @@ def json_schema() -> Table:
     """JSON Schema of the experiment file, profiles and ``[machine]`` included."""
     schema = Experiment.model_json_schema(by_alias=True)
     machine = MachineTable.model_json_schema()
+    schema["$defs"] |= machine.pop("$defs", {})
     schema["properties"] = {
         "kifu": {"const": VERSION},
         **schema["properties"],
