@@ -7,11 +7,10 @@ loop controls and ``generation`` blocks.
 import hashlib
 import json
 import re
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, Sequence, ValuesView
 from datetime import datetime
-from functools import partial
 from pathlib import Path
+from sys import getsizeof
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -24,38 +23,33 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from kifu.errors import RenderError
 from kifu.render.template_limits import (
-    MAX_CHARS,
-    MAX_FORMAT,
-    bounded,
+    MAX_RANGE,
+    Budget,
+    check_arguments,
+    check_kept,
     check_method,
     check_repetition,
-    joined,
+    has_attributes,
+    namespaces,
     refused,
     safe_filters,
+    safe_tests,
 )
+from kifu.render.template_syntax import check_syntax, instrument
 from kifu.render.tokenizer import read_json
 
 Value = TypeVar("Value")
 
-MAX_STEPS = 200_000
-MAX_SECONDS = 2.0
-MAX_RANGE = 10_000
-MAX_SOURCE = 262_144
-"""Characters of a template. Those of known models have at most a tenth of it."""
+MAX_SOURCE = 100_000
+"""Characters of a template. Those of known models have at most a fifth of it."""
 _REMEMBERED = 256
-
-_WIDE = re.compile(r"%[-_^#+ ]*[0-9]")
-_FAILURES = (
-    jinja2.TemplateError,
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    MemoryError,
-    RecursionError,
-    SyntaxError,
-    TypeError,
-    ValueError,
-)
+_REMEMBERED_CHARS = 16_000_000
+_MAX_MESSAGE = 1_000
+_MAX_FORMAT = 256
+_DATE = re.compile(r"(?:[^%]|%[-_^#]?[aAbBcdDeFgGhHIjklmMnpPrRStTuUVwWxXyYzZ%])*", re.DOTALL)
+"""Formats of the date without widths, which the system's own formatting pads to, and without ``%s``, which tells the
+machine's time zone."""
+_VIEWS = (KeysView, ValuesView, ItemsView)
 
 
 class _Generation(jinja2.ext.Extension):
@@ -71,29 +65,30 @@ class _Generation(jinja2.ext.Extension):
 class _Sandbox(ImmutableSandboxedEnvironment):
     """Counts steps and refuses results that are too large."""
 
-    intercepted_binops = frozenset({"+", "*", "**", "%"})
+    intercepted_binops = frozenset({"+", "-", "*", "/", "//", "**", "%"})
 
-    def __init__(self) -> None:
-        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols])
-        self.filters = safe_filters(self.filters, tick=self.tick)
-        self.globals["range"] = _short_range
-        self.globals["raise_exception"] = _raise_exception
-        for name in ("lipsum", "cycler", "joiner"):
-            del self.globals[name]
-        self._steps = 0
-        self._deadline = 0.0
+    def __init__(self, today: datetime) -> None:
+        self.budget = Budget()
+        super().__init__(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=[_Generation, jinja2.ext.loopcontrols],
+            optimized=False,
+            finalize=self.budget.text,
+        )
+        self.filters = safe_filters(self.filters, budget=self.budget)
+        self.tests = safe_tests(self.tests, budget=self.budget)
+        self.globals = {
+            "dict": _new_dict,
+            "namespace": namespaces(check_kept),
+            "raise_exception": _raise_exception,
+            "range": _short_range,
+            "strftime_now": lambda form: _formatted(today, form),
+        }
 
-    def restart(self) -> None:
-        """Begin a render: nothing is used up yet."""
-        self._steps = 0
-        self._deadline = time.monotonic() + MAX_SECONDS
-
-    def tick(self) -> str:
+    def tick(self) -> None:
         """Count one step."""
-        self._steps += 1
-        if self._steps > MAX_STEPS or time.monotonic() > self._deadline:
-            raise refused(f"it ran longer than {MAX_STEPS} steps or {MAX_SECONDS} s")
-        return ""
+        self.budget.tick()
 
     def counted(self, items: Iterable[object]) -> Iterator[object]:
         """Count every item of a loop."""
@@ -103,12 +98,39 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
     def joined(self, *parts: object) -> str:
         """The ``~`` operator."""
-        return bounded("".join(map(str, bounded(parts))))
+        texts = [self.budget.text(part) for part in parts]
+        if sum(map(len, texts)) > self.budget.value_bytes:
+            raise refused("a concatenation is too large")
+        return self.budget.made("".join(texts))
 
     def made(self, value: Value) -> Value:
         """A list, tuple or dictionary that the template writes down."""
         self.tick()
-        return bounded(value)
+        return self.budget.made(value)
+
+    def cut(self, value: Value) -> Value:
+        """A slice, which is no heavier than the whole."""
+        self.budget.look()
+        self.budget.spend(getsizeof(value))
+        return value
+
+    def compared(self, value: Value) -> Value:
+        """The outcome of a comparison."""
+        self.budget.look()
+        return value
+
+    def written(self, text: str) -> str:
+        """Text between the blocks."""
+        return text
+
+    def is_safe_attribute(self, obj: object, attr: str, value: object) -> bool:
+        """Whether an attribute may be read."""
+        return has_attributes(obj) and super().is_safe_attribute(obj, attr, value)
+
+    def getitem(self, obj: Any, argument: Any) -> Any:  # noqa: ANN401 - a template's
+        """Look up an item; filters do so for every item and part of a path, and a tuple is hashed each time."""
+        self.budget.look()
+        return super().getitem(obj, argument)
 
     def wrap_str_format(self, value: object) -> Callable[..., str] | None:
         """Refuse ``str.format``, whose widths are in its text."""
@@ -124,17 +146,21 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         if operator == "**" and not (_is_small(left, MAX_RANGE) and _is_small(right, 64)):
             raise refused(f"a power of {str(right)[:20]} is too large")
         if operator == "*":
-            check_repetition(left, right)
-        return bounded(super().call_binop(context, operator, left, right, **named))
+            check_repetition(left, right, limit=self.budget.value_bytes)
+        self.budget.look()
+        return self.budget.made(super().call_binop(context, operator, left, right, **named))
 
-    def call(self, context: Context, obj: Callable[..., object], *args: Any, **kwargs: object) -> object:  # noqa: ANN401 - a template's
+    def call(self, context: Context, obj: Callable[..., object], *args: Any, **kwargs: Any) -> object:  # noqa: ANN401 - a template's
         """Call a function or method a template names."""
         self.tick()
+        given = (*args, *kwargs.values())
+        check_arguments(obj, given)
         name, owner = getattr(obj, "__name__", ""), getattr(obj, "__self__", None)
-        check_method(owner, name, args)
+        check_method(owner, name, given, limit=self.budget.value_bytes)
         if isinstance(owner, str) and name == "join" and len(args) == 1:
-            return bounded(joined(owner, args[0]))
-        return bounded(super().call(context, obj, *args, **kwargs))
+            return self.budget.joined(owner, args[0])
+        found = super().call(context, obj, *args, **kwargs)
+        return self.budget.given(list(found) if isinstance(found, _VIEWS) else found)
 
 
 class ChatTemplate:
@@ -157,20 +183,21 @@ class ChatTemplate:
     ) -> None:
         self.source = source
         self._context = {**variables, **options}
-        self._sandbox = _Sandbox()
+        self._sandbox = _Sandbox(today)
         self._rendered: dict[str, str] = {}
-        self._sandbox.globals["strftime_now"] = partial(_formatted, today)
         self.digest = hashlib.sha256(
             json.dumps([source, dict(variables), dict(options), today.isoformat()], sort_keys=True).encode()
         ).hexdigest()
         if len(source) > MAX_SOURCE:
             raise RenderError(f"the chat template has {len(source)} characters, at most {MAX_SOURCE} are read")
+        _check_text(source, "the chat template")
         try:
             tree = self._sandbox.parse(source)
-            _instrument(tree)
+            check_syntax(tree)
+            instrument(tree)
             self._template = self._sandbox.from_string(tree)
-        except _FAILURES as cause:
-            raise RenderError(f"the chat template cannot be compiled: {cause}") from cause
+        except Exception as cause:  # hostile text may reach any error of the compiler
+            raise RenderError(f"the chat template cannot be compiled: {_told(cause)}") from cause
 
     def render(
         self,
@@ -186,24 +213,31 @@ class ChatTemplate:
         """
         key = json.dumps([messages, tools, generation_prompt], default=dict)
         if key not in self._rendered:
-            if len(self._rendered) >= _REMEMBERED:
+            text = self._render(list(messages), list(tools or ()), generation_prompt)
+            room = _REMEMBERED_CHARS - len(text)
+            while self._rendered and (
+                len(self._rendered) >= _REMEMBERED or sum(map(len, self._rendered.values())) > room
+            ):
                 self._rendered.pop(next(iter(self._rendered)))
-            self._rendered[key] = self._render(list(messages), list(tools or ()), generation_prompt)
+            self._rendered[key] = text
         return self._rendered[key]
 
     def _render(self, messages: list[object], tools: list[object], generation_prompt: bool) -> str:
-        self._sandbox.restart()
+        inputs = {**self._context, "messages": messages, "tools": tools or None, "documents": None}
+        budget = self._sandbox.budget
+        budget.restart(inputs)
         parts, size = [], 0
-        context = {**self._context, "messages": messages, "add_generation_prompt": generation_prompt}
         try:
-            for part in self._template.generate(**context, tools=tools or None, documents=None):
+            for part in self._template.generate(**inputs, add_generation_prompt=generation_prompt):
                 size += len(part)
-                if size > MAX_CHARS:
-                    raise refused(f"it wrote more than {MAX_CHARS} characters")
+                if size > budget.value_bytes:
+                    raise refused(f"it wrote more than {budget.value_bytes} characters")
                 parts.append(part)
-        except _FAILURES as cause:
-            raise RenderError(f"the chat template failed: {cause}") from cause
-        return "".join(parts)
+        except Exception as cause:  # a hostile template may reach any error of Python's
+            raise RenderError(f"the chat template failed: {_told(cause)}") from cause
+        text = "".join(parts)
+        _check_text(text, "what the chat template wrote")
+        return text
 
 
 def load_template(
@@ -224,7 +258,8 @@ def load_template(
     if found is None:
         found = read_json(folder / "tokenizer_config.json").get("chat_template")
     if isinstance(found, list):
-        found = {entry.get("name"): entry.get("template") for entry in found}.get("default")
+        named = [entry for entry in found if isinstance(entry, dict) and entry.get("name") == "default"]
+        found = named[-1].get("template") if named else None
     if not isinstance(found, str):
         raise RenderError(
             f"{folder}: the model has no chat template (no chat_template.jinja, none in tokenizer_config.json). "
@@ -233,59 +268,13 @@ def load_template(
     return ChatTemplate(source=found, variables=variables, options=options)
 
 
-def _instrument(tree: nodes.Template) -> None:
-    """Count steps in every loop and macro, and weigh what ``~`` and literals make."""
-    for loop in tree.find_all(nodes.For):
-        loop.body.insert(0, _tick(loop.lineno))
-        if loop.test is not None:
-            loop.iter = _call("counted", [loop.iter], loop.lineno)
-    for macro in tree.find_all(nodes.Macro):
-        macro.body.insert(0, _tick(macro.lineno))
-    for block in tree.find_all(nodes.CallBlock):
-        block.body.insert(0, _tick(block.lineno))
-    _weigh(tree)
-
-
-def _weigh(node: nodes.Node) -> None:
-    for name, value in list(node.iter_fields()):
-        if isinstance(value, list):
-            setattr(node, name, [_weighed(item) for item in value])
-        else:
-            setattr(node, name, _weighed(value))
-
-
-def _weighed(item: Any) -> Any:  # noqa: ANN401 - fields of jinja2 nodes are untyped
-    if not isinstance(item, nodes.Node):
-        return item
-    _weigh(item)
-    match item:
-        case nodes.Concat():
-            return _call("joined", item.nodes, item.lineno)
-        case nodes.List() | nodes.Dict():
-            return _call("made", [item], item.lineno)
-        case nodes.Tuple() if item.ctx == "load":
-            return _call("made", [item], item.lineno)
-        case _:
-            return item
-
-
-def _tick(line: int) -> nodes.ExprStmt:
-    return nodes.ExprStmt(_call("tick", [], line), lineno=line)
-
-
-def _call(name: str, args: Sequence[Any], line: int) -> nodes.Call:
-    # An attribute of the environment: unlike a variable, a template cannot assign it.
-    target = nodes.EnvironmentAttribute(name, lineno=line)
-    return nodes.Call(target, list(args), [], None, None, lineno=line)
-
-
 def _is_small(value: object, limit: int) -> bool:
     return isinstance(value, int | float) and abs(value) <= limit
 
 
 def _formatted(today: datetime, form: str) -> str:
-    if len(form) > MAX_FORMAT or _WIDE.search(form):  # the system's own formatting pads
-        raise refused("a format of the date with a width is not allowed in a chat template")
+    if len(form) > _MAX_FORMAT or not _DATE.fullmatch(form):
+        raise refused("such a format of the date is not allowed in a chat template")
     return today.strftime(form)
 
 
@@ -298,3 +287,19 @@ def _short_range(*args: int) -> range:
 
 def _raise_exception(message: str) -> None:
     raise jinja2.TemplateError(message)
+
+
+def _new_dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:  # noqa: ANN401 - a template's
+    return dict(*args, **kwargs)
+
+
+def _told(cause: Exception) -> str:
+    """What an error says, short enough to show; the template may have chosen its words."""
+    return str(cause)[:_MAX_MESSAGE].encode(errors="backslashreplace").decode()
+
+
+def _check_text(text: str, what: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as cause:
+        raise RenderError(f"{what} is no text: half of a surrogate pair at character {cause.start}") from cause

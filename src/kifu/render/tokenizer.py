@@ -313,7 +313,7 @@ def read_json(path: Path) -> dict[str, Any]:
         return {}
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as cause:
+    except (ValueError, RecursionError) as cause:
         raise RenderError(f"{path}: not JSON: {cause}") from cause
     if not isinstance(found, dict):
         raise RenderError(f"{path}: found {type(found).__name__}, expected a JSON object")
@@ -333,6 +333,8 @@ def _variables(config: Mapping[str, Any]) -> dict[str, str]:
         value = config.get(name)
         text = value.get("content") if isinstance(value, dict) else value
         if isinstance(text, str) and text:
+            if not text.isascii() and text != text.encode(errors="replace").decode():
+                raise RenderError(f"tokenizer_config.json: {name} {text!r:.60} is no text; write whole characters")
             found[name] = text
     return found
 
