@@ -51,9 +51,10 @@ def test_every_number_has_a_range_that_makes_sense(method: str, name: str, defau
     wrong: list[object] = ["1", True, [1]]
     wrong += [1.5] if whole else [float("nan"), float("inf")]
     wrong += [] if name in MAY_BE_NEGATIVE else [-1 if whole else -0.5]
+    wrong += [] if whole else [1e308]
     wrong += [0] if whole and name not in FROM_ZERO else []
     wrong += [1.0001] if name in UP_TO_ONE else []
-    wrong += [0.0] if name in ABOVE_ZERO else []
+    wrong += [0.0, 5e-324] if name in ABOVE_ZERO - UP_TO_ONE else [0.0] if name in ABOVE_ZERO else []
     wrong += [1.0] if name in ("dual", "dual_clip") else []
 
     assert [value for value in wrong if not is_refused(method, name, value)] == []

@@ -39,3 +39,10 @@ def test_what_cannot_be_is_refused() -> None:
         hindsight_ratios([-1.0], temperature=0.0, low=0.8, high=1.2)
     with pytest.raises(ArgumentError, match="clipped"):
         hindsight_ratios([-1.0], temperature=1.0, low=1.2, high=0.8)
+
+
+def test_ratios_of_turns_that_are_all_unlikely_do_not_underflow() -> None:
+    """exp(-800) is 0 in float64; only the difference of 2 nats matters."""
+    pi_K = np.exp([0.0, -2.0])
+    found_K = hindsight_ratios([-400.0, -401.0], temperature=0.5, low=0.0, high=10.0)
+    np.testing.assert_allclose(found_K, pi_K / pi_K.mean())

@@ -88,7 +88,7 @@ def described(value: object) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{key} {described(item)}" for key, item in value.items())
     if isinstance(value, tuple | list):
-        return ", ".join(map(described, value))
+        return ", ".join(map(described, value)) or "none"
     if is_dataclass(value):
         inner = ", ".join(f"{item.name} {described(getattr(value, item.name))}" for item in fields(value))
         return f"{type(value).__name__}({inner})" if inner else type(value).__name__

@@ -7,7 +7,18 @@ from typing import Annotated, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from kifu.algorithms.composition import Amount, Card, Count, Epochs, Feedback, Plan, Source, TurnCredit
+from kifu.algorithms.composition import (
+    Amount,
+    Card,
+    Count,
+    Epochs,
+    Feedback,
+    Level,
+    Plan,
+    Positive,
+    Source,
+    TurnCredit,
+)
 from kifu.credit import RefreshedPairs, StoredPairs, hardest_sampled_turn, hardest_wrong_turn
 from kifu.credit.episode import Episode
 from kifu.credit.reading import RewardRules
@@ -18,21 +29,21 @@ from kifu.objectives import Objective, PairMean, PreferenceObjective, Reduction
 class AgenticDpo:
     """One action at one expert state; no reference, and a likelihood of the expert's action as anchor."""
 
-    beta: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.008
+    beta: Positive = 0.008
     length_power: Amount = 0.5
     """beta is divided by the longer side's tokens to this power."""
     preference: Amount = 1.0
     """Factor of the preference; 0 is the warm-up round."""
     likelihood: Amount = 0.5
     """Factor of the expert's likelihood. Without it the authors lose 18 points."""
-    min_reward: Annotated[float, Field(allow_inf_nan=False)] = 1.0
+    min_reward: Level = 1.0
     """Task reward that makes an attempt an expert."""
     negatives: Literal["sampled", "recorded"] = "sampled"
     """``sampled``: actions of the present policy in the expert's states. ``recorded``: what other attempts of the
     stored group did there; then nothing is sampled, and the options from here to ``round_steps`` play no part."""
     samples: Count = 4
     """Actions sampled in a state of the expert."""
-    temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.7
+    temperature: Positive = 0.7
     top_p: Annotated[float, Field(gt=0, le=1)] = 0.95
     max_tokens: Count = 256
     """Of a sampled action."""

@@ -2,9 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
-
-from pydantic import Field
+from typing import ClassVar, Literal
 
 from kifu.algorithms.composition import (
     Amount,
@@ -12,6 +10,7 @@ from kifu.algorithms.composition import (
     DualClip,
     Epochs,
     Feedback,
+    Level,
     Plan,
     ReductionName,
     Share,
@@ -38,8 +37,8 @@ class AgenticReplayPo:
     capacity: Epochs = 8
     """Successes kept per task, first in first out."""
     replay_below_std: Amount = 0.05
-    replay_below_mean: Annotated[float, Field(allow_inf_nan=False)] = 0.2
-    success_above: Annotated[float, Field(allow_inf_nan=False)] = 0.1
+    replay_below_mean: Level = 0.2
+    success_above: Level = 0.1
     """Task reward that a kept success exceeds."""
     clip_low: Share = 0.2
     clip_high: Amount = 0.3

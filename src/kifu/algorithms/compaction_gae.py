@@ -2,9 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
-
-from pydantic import Field
+from typing import ClassVar
 
 from kifu.algorithms.composition import (
     Amount,
@@ -34,7 +32,7 @@ class CompactionGae:
     clip_high: Amount = 0.2
     gamma: Share = 1.0
     """Discount of one token."""
-    scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.5
+    scale: Positive = 1.5
     """lam = 1 - 1 / (scale l), l the trained tokens of the trajectory."""
     epochs: Epochs = 1
     value_coefficient: Amount = 0.5

@@ -30,12 +30,16 @@ StdName: TypeAlias = Literal["none", "sample", "population"]
 Epochs: TypeAlias = Annotated[int, Field(ge=1)]
 Count: TypeAlias = Annotated[int, Field(ge=1)]
 Share: TypeAlias = Annotated[float, Field(ge=0, le=1)]
-Amount: TypeAlias = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Amount: TypeAlias = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
 PositiveShare: TypeAlias = Annotated[float, Field(gt=0, le=1)]
-Positive: TypeAlias = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Positive: TypeAlias = Annotated[float, Field(ge=1e-6, le=1e6, allow_inf_nan=False)]
+Level: TypeAlias = Annotated[float, Field(ge=-1e9, le=1e9, allow_inf_nan=False)]
 PresumedFact: TypeAlias = Literal["calls_tool", "is_void", "segment"]
-DualClip: TypeAlias = Annotated[float, Field(gt=1, allow_inf_nan=False)]
-"""Domains of options, checked by `kifu.algorithms.build_algorithm`."""
+DualClip: TypeAlias = Annotated[float, Field(gt=1, le=1e6, allow_inf_nan=False)]
+"""Domains of options, checked by `kifu.algorithms.build_algorithm`.
+
+Nothing sensible lies beyond their bounds, and a product of any of them with a reward is finite.
+"""
 
 
 class Feedback(StrEnum):

@@ -2,12 +2,20 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 import numpy as np
-from pydantic import Field
 
-from kifu.algorithms.composition import Amount, Card, Epochs, Feedback, Plan, Source, TurnCredit
+from kifu.algorithms.composition import (
+    Amount,
+    Card,
+    Epochs,
+    Feedback,
+    Plan,
+    Positive,
+    Source,
+    TurnCredit,
+)
 from kifu.credit import StoredPairs, preference_pairs
 from kifu.credit.episode import Episode
 from kifu.credit.reading import RewardRules
@@ -18,7 +26,7 @@ from kifu.objectives import Objective, PairMean, PreferenceObjective, Reduction
 class Dpo:
     """Of two attempts at one task, the better one is made likelier relative to the other, and to a frozen reference."""
 
-    beta: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.1
+    beta: Positive = 0.1
     margin: Amount = 0.0
     """How much the rewards of a pair differ at least; equal ones are never a pair."""
     likelihood: Amount = 0.0

@@ -2,9 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
-
-from pydantic import Field
+from typing import ClassVar
 
 from kifu.algorithms.composition import (
     Amount,
@@ -12,6 +10,7 @@ from kifu.algorithms.composition import (
     Epochs,
     Feedback,
     Plan,
+    Positive,
     Share,
     Source,
     TurnCredit,
@@ -29,7 +28,7 @@ class DrGrpo:
 
     clip_low: Share = 0.2
     clip_high: Amount = 0.2
-    constant: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 3000.0
+    constant: Positive = 3000.0
     """What the token losses of a trajectory are divided by: the token limit of a trajectory, as the source has it."""
     epochs: Epochs = 1
 

@@ -2,10 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 import numpy as np
-from pydantic import Field
 
 from kifu.algorithms.composition import (
     Amount,
@@ -13,6 +12,7 @@ from kifu.algorithms.composition import (
     Epochs,
     Feedback,
     Plan,
+    Positive,
     ReductionName,
     Share,
     Source,
@@ -40,7 +40,7 @@ class Hcapo:
 
     clip_low: Share = 0.2
     clip_high: Amount = 0.2
-    temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 5.0
+    temperature: Positive = 5.0
     """Divides the hindsight log-probability."""
     ratio_low: Amount = 0.8
     ratio_high: Amount = 1.2

@@ -2,15 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
-
-from pydantic import Field
+from typing import ClassVar, Literal
 
 from kifu.algorithms.composition import (
     Card,
     Epochs,
     Feedback,
     Plan,
+    Positive,
     ReductionName,
     Share,
     Source,
@@ -21,8 +20,6 @@ from kifu.credit import PopulationStd, StoredTrajectories, gae, returns_over_sta
 from kifu.credit.episode import Episode
 from kifu.credit.reading import RewardRules
 from kifu.objectives import Objective, Reduction, WeightedLikelihood
-
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ from kifu.algorithms.composition import (
     Card,
     Epochs,
     Feedback,
+    Level,
     Plan,
     ReductionName,
     Source,
@@ -26,7 +27,7 @@ from kifu.objectives import LikelihoodObjective, Objective, Reduction
 class Rft:
     """Attempts that do not pass are rejected; the likelihood of the others is raised, each as much."""
 
-    min_reward: Annotated[float, Field(allow_inf_nan=False)] = 1.0
+    min_reward: Level = 1.0
     """Task reward that passes."""
     max_tokens: Epochs | None = None
     """Trained tokens an attempt may have; WebSailor's cold start keeps at most 32 thousand."""

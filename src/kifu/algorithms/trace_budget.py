@@ -13,6 +13,7 @@ from kifu.algorithms.composition import (
     Epochs,
     Feedback,
     Plan,
+    Positive,
     ReductionName,
     Share,
     Source,
@@ -43,7 +44,7 @@ class TraceBudget:
     """Of the budget, for roots; the rest continues from visited prefixes. Ours."""
     rollouts: Annotated[int, Field(ge=1)] = 2
     """Attempts at one chosen root (m)."""
-    prior: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 2.0
+    prior: Positive = 2.0
     """Rollouts that the rate of a family counts for in that of a task, and so on. Ours."""
     std: StdName = "sample"
     eps: Amount = 1e-6

@@ -13,6 +13,7 @@ from kifu.algorithms.composition import (
     Epochs,
     Feedback,
     Plan,
+    Positive,
     ReductionName,
     Share,
     Source,
@@ -42,7 +43,7 @@ class TraceTurnCredit:
     """Transitions whose progress a turn is credited with."""
     decay: Share = 0.8
     """Discount of one transition inside the window."""
-    gap_eps: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.1
+    gap_eps: Positive = 0.1
     """Added to minus the gold answer's log-probability; the paper's appendix shows figures with 0.001."""
     weight: Amount = 0.2
     """Of the turn credit."""

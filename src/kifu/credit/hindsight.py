@@ -29,7 +29,7 @@ def hindsight_ratios(logprobs_K: Numbers, *, temperature: float, low: float, hig
         return l_K
     if float(l_K.max()) > 0:
         raise ArgumentError(f"a mean log-probability is at most 0 nats, found {l_K.max()}")
-    pi_K = np.exp(l_K / temperature)
+    pi_K = np.exp((l_K - l_K.max()) / temperature)  # the ratio is the same, and its mean does not underflow
     found_K: Doubles = np.clip(pi_K / pi_K.mean(), low, high)
     return found_K
 
