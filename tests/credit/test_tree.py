@@ -37,6 +37,13 @@ def test_children_of_a_parent_that_takes_no_part_share_its_turns() -> None:
     assert b[1] != c[1]
 
 
+def test_a_long_chain_of_branches_is_walked_once() -> None:
+    """Each of 2000 members leaves the one before at its last turn; where every turn is followed up, hours."""
+    group = [member("0", 40), *(member(str(at), 40, str(at - 1), 39) for at in range(1, 2_000))]
+    found = nodes_of(group[::-1])
+    assert found[0] == (*(Node("0", turn) for turn in range(39)), Node("1999", 39))
+
+
 def test_branch_points_that_lead_nowhere_are_refused() -> None:
     with pytest.raises(ArgumentError, match=r"b, `branch.turn`: branches at turn 3 of a, which has 2"):
         nodes_of([member("a", 2), member("b", 4, "a", 3)])

@@ -6,7 +6,7 @@ the parent takes no part (no reward), its turns go by the parent's name all the 
 Axes: ``G`` members of a group, ``K`` turns of one of them, ``C`` children of a node.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import fsum
 from typing import Literal, NamedTuple, TypeAlias, assert_never
@@ -34,28 +34,44 @@ def nodes_of(group: Sequence[Episode]) -> list[tuple[Node, ...]]:
     """``[G][K]`` the node of every turn; equal nodes are one turn that several members share.
 
     Raises:
-        ArgumentError: a branch from itself, after its own end, or from a parent that lies after it in a circle.
+        ArgumentError: a branch from itself, beyond the end of its parent, or from a parent that branched from it.
     """
     known = {episode.id: episode for episode in group if episode.id}
-    return [tuple(_node(episode, turn, known) for turn in range(episode.num_turns)) for episode in group]
+    found: dict[int, tuple[Node, ...]] = {}
+    for episode in group:
+        above: dict[int, Episode] = {}
+        here: Episode | None = episode
+        while here is not None and id(here) not in found:
+            if id(here) in above:
+                raise ArgumentError(f"{episode.place()}, `branch.parent`: its branch points lead in a circle")
+            above[id(here)] = here
+            here = None if here.branch is None else known.get(here.branch.parent)
+        for one in reversed(above.values()):
+            found[id(one)] = (*_shared_nodes(one, known, found), *_own_nodes(one))
+    return [found[id(episode)] for episode in group]
 
 
-def _node(episode: Episode, turn: int, known: Mapping[str, Episode]) -> Node:
-    name, here = episode.id or f"#{id(episode)}", episode
-    for _ in range(len(known) + 1):
-        branch = here.branch
-        if branch is None or turn >= branch.turn:
-            return Node(name, turn)
-        name = branch.parent
-        if name not in known:
-            return Node(name, turn)
-        here = known[name]
-        if turn >= here.num_turns:
-            raise ArgumentError(
-                f"{episode.place()}, `branch.turn`: branches at turn {branch.turn} of {name}, "
-                f"which has {here.num_turns}"
-            )
-    raise ArgumentError(f"{episode.place()}, `branch.parent`: its branch points lead in a circle")
+def _shared_nodes(
+    episode: Episode, known: Mapping[str, Episode], found: Mapping[int, tuple[Node, ...]]
+) -> tuple[Node, ...]:
+    if episode.branch is None:
+        return ()
+    name, count = episode.branch.parent, min(episode.branch.turn, episode.num_turns)
+    if name not in known:
+        return tuple(Node(name, turn) for turn in range(count))
+    nodes_K = found[id(known[name])]
+    if count > len(nodes_K):
+        raise ArgumentError(
+            f"{episode.place()}, `branch.turn`: branches at turn {episode.branch.turn} of {name}, which has "
+            f"{len(nodes_K)}"
+        )
+    return nodes_K[:count]
+
+
+def _own_nodes(episode: Episode) -> Iterator[Node]:
+    name = episode.id or f"#{id(episode)}"
+    first = 0 if episode.branch is None else episode.branch.turn
+    return (Node(name, turn) for turn in range(first, episode.num_turns))
 
 
 def shared_means(values_G: Sequence[float], nodes_GK: Sequence[Sequence[Node]]) -> list[Doubles]:

@@ -9,7 +9,9 @@ import pytest
 
 from kifu.credit import Episode
 from kifu.errors import UsageError
-from kifu.training.inspection.trajectory_file import check_given, episode_of, read_given
+from kifu.training.inspection.trajectory_branches import trees_of
+from kifu.training.inspection.trajectory_episodes import episode_of
+from kifu.training.inspection.trajectory_file import check_given, read_given
 
 GOOD: dict[str, Any] = {
     "gamma": 0.9,
@@ -61,6 +63,13 @@ T1 = "groups.0.trajectories.0"
         (f"{T1}.branch", {"parent": "T1"}, ["trajectory T1", "`branch.parent`"]),
         (f"{T1}.branch", {"parent": "T2", "turn": 3}, ["trajectory T1", "`branch.turn`", "found 3"]),
         (f"{T1}.branch", {"parent": "T2", "turn": 2}, ["trajectory T1", "`branch.turn`", "found 2", "parent T2 has 1"]),
+        (f"{T1}.branch", {"parent": "T2", "turn": 1}, ["trajectory T1", "`branch.turn`", "found 1", "parent T2 has 1"]),
+        (f"{T1}.turns.0.rewards", {"reward": 1.0}, ["trajectory T1, turn 0, `rewards.reward`", "own `reward`"]),
+        (f"{T1}.turns.0", {"tool": "", "calls_tool": True}, ["turn 0, `calls_tool`: found true", "`tool` calls none"]),
+        (f"{T1}.turns.0", {"tool": "s", "calls_tool": False}, ["turn 0, `calls_tool`: found false", "calls 's'"]),
+        (f"{T1}.turns", [{"next_state": "b"}, {"state": "c"}], ["turn 0, `next_state`: found 'b'", "is 'c'"]),
+        (f"{T1}.turns.0.entropy", 1e308, ["trajectory T1, turn 0, `entropy`: found 1e+308, expected at most"]),
+        (f"{T1}.turns.0.tokens.0.entropy", 1e308, ["turn 0, token 0, `entropy`: found 1e+308, expected at most"]),
         ("gamma", 1.5, ["`gamma`", "found 1.5", "[0, 1]"]),
         ("gamma", -0.1, ["`gamma`", "found -0.1"]),
         ("groups", [], ["`groups`"]),
@@ -145,9 +154,7 @@ def test_branches_that_cannot_have_grown_so_are_refused(document: dict[str, Any]
 
 def test_a_branch_of_a_branch_stands_in_the_tree_of_the_root() -> None:
     given = check_given(chain(R=("red", None), B=(None, "R"), C=(None, "B"), S=(None, None), T=(None, "S")), where="f")
-    found = [episode_of(item, given, needs_reward=True) for item in given.groups[0].trajectories]
-
-    assert [item.tree for item in found if isinstance(item, Episode)] == ["red", "red", "red", "S", "S"]
+    assert trees_of(given.groups[0]) == {"R": "red", "B": "red", "C": "red", "S": "S", "T": "S"}
 
 
 def test_a_trajectory_without_an_id_is_named_by_its_place() -> None:
@@ -167,7 +174,7 @@ def test_another_document_is_refused_with_what_was_expected(tmp_path: Path, text
 def numbers(trajectory: dict[str, Any], **above: object) -> Episode | str:
     document = {"groups": [{"trajectories": [{"id": "T", **trajectory}]}], **above}
     given = check_given(json.loads(json.dumps(document)), where="f")
-    return episode_of(given.groups[0].trajectories[0], given, needs_reward=True)
+    return episode_of(given.groups[0].trajectories[0], given, tree="T", needs_reward=True)
 
 
 def paid(found: Episode | str) -> list[float]:
@@ -271,3 +278,84 @@ def test_what_is_no_regular_file_is_not_read() -> None:
 def test_numbers_that_would_overflow_are_refused_where_they_stand(path: str, value: float) -> None:
     with pytest.raises(UsageError, match="trajectory T1"):
         check_given(changed(path, value), where="file")
+
+
+PARENT: dict[str, Any] = {"id": "A", "reward": 1.0, "turns": [{"state": "s", "entropy": 5.0}, {}, {}]}
+
+
+def grown(*branches: dict[str, Any], first: dict[str, Any] = PARENT) -> dict[str, Any]:
+    return {"groups": [{"trajectories": [first, *({"reward": 0.0, **item} for item in branches)]}]}
+
+
+@pytest.mark.parametrize(
+    ("turn", "told"),
+    [
+        ({"entropy": 0.0}, "turn 0, `entropy`: found 0.0, and trajectory A, which shares the turn, has 5.0"),
+        ({"state": "t"}, "turn 0, `state`: found 't', and trajectory A, which shares the turn, has 's'"),
+        ({"reward": 1.0}, "turn 0, `reward`: found 1.0, and trajectory A"),
+    ],
+)
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_branch_repeats_the_turns_before_it_left(turn: dict[str, Any], told: str, order: int) -> None:
+    """In either order of the file it is the branch that is wrong."""
+    document = grown({"id": "B", "branch": {"parent": "A", "turn": 1}, "turns": [turn, {"state": "own"}]})
+    document["groups"][0]["trajectories"].sort(key=lambda item: item["id"], reverse=order < 0)
+    with pytest.raises(UsageError) as raised:
+        check_given(document, where="f.json")
+    assert f"trajectory B, {told}" in str(raised.value)
+
+
+def test_what_a_branch_does_not_say_and_what_depends_on_its_end_may_differ() -> None:
+    first = {**PARENT, "turns": [{"state": "s", "hindsight_logprob": -1.0}, {}]}
+    check_given(
+        grown({"id": "B", "branch": {"parent": "A", "turn": 1}, "turns": [{"hindsight_logprob": -2.0}]}, first=first),
+        where="f.json",
+    )
+
+
+def test_branches_of_one_turn_agree_though_their_parent_says_nothing_of_it() -> None:
+    one, two = (
+        {"id": name, "branch": {"parent": "A", "turn": 2}, "turns": [{}, {"tokens": [{"entropy": number}]}]}
+        for name, number in (("B", 1.0), ("C", 2.0))
+    )
+    with pytest.raises(UsageError, match=r"trajectory C, turn 1, token 0, `entropy`: found 2.0, and trajectory B"):
+        check_given(grown(one, two), where="f.json")
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        (
+            '{"groups": [{"trajectories": [{"id": "a", "turns": [{"state": "\\ud800"}]}]}]}',
+            "trajectory a, turn 0, `state`",
+        ),
+        ('{"groups": [{"trajectories": [{"id": "a", "turns": [{"rewards": {"\\uDC00": 1}}]}]}]}', "turn 0, `rewards."),
+        ('{"groups": [], "options": {"x": [["\\udfff"]]}}', "`options.x`, item 0, item 0: found '\\udfff'"),
+    ],
+)
+def test_half_a_character_is_refused_where_it_stands(tmp_path: Path, text: str, place: str) -> None:
+    file = tmp_path / "f.json"
+    file.write_text(text)
+    with pytest.raises(UsageError, match="half of a pair") as raised:
+        read_given(file)
+    assert place in str(raised.value)
+    str(raised.value).encode()
+
+
+def test_whole_pairs_are_characters(tmp_path: Path) -> None:
+    file = tmp_path / "f.json"
+    file.write_text('{"groups": [{"trajectories": [{"id": "\\ud83d\\ude00", "turns": [{}]}]}]}')
+    assert read_given(file)[1].groups[0].trajectories[0].id == "\U0001f600"
+
+
+def test_long_documents_take_no_more_than_time_in_proportion(tmp_path: Path) -> None:
+    """Many times as long where either were quadratic: chains of branches, a last key that is repeated."""
+    turns: list[dict[str, Any]] = [{}, {}]
+    items = [{"id": "0", "turns": turns}]
+    items += [{"id": str(at), "branch": {"parent": str(at - 1), "turn": 1}, "turns": turns} for at in range(1, 4_000)]
+    given = check_given({"groups": [{"trajectories": items[::-1]}]}, where="f.json")
+    assert set(trees_of(given.groups[0]).values()) == {"0"}
+    file = tmp_path / "f.json"
+    file.write_text("{" + ", ".join(f'"{at}": 1' for at in range(100_000)) + ', "99999": 2}')
+    with pytest.raises(UsageError, match="`99999` twice"):
+        read_given(file)

@@ -154,3 +154,17 @@ def test_no_note_where_the_method_reads_no_such_fact(tmp_path: Path) -> None:
     for algorithm in ("grpo", "rft"):
         notes = told(tmp_path, algorithm, attempt("a", 1.0), attempt("b", 0.0))["notes"]
         assert not [note for note in notes if "no turn has" in note]
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "sao", "bilevel_gae"])
+def test_values_of_turns_and_of_tokens_do_not_complete_each_other(tmp_path: Path, algorithm: str) -> None:
+    """One turn has V before it, the next V before its tokens: whichever the method reads, one turn lacks it."""
+    with pytest.raises(UsageError, match=r"trajectory A, turn [01]: .*`value`|trajectory A, turn [01], `value`"):
+        told(tmp_path, algorithm, attempt("A", 1.0, {"value": 0.5}, {"tokens": [{"value": 0.5}]}))
+
+
+def test_a_branch_at_the_end_of_the_expert_is_refused_while_reading(tmp_path: Path) -> None:
+    expert = attempt("E", 1.0, {"tool": "a", "tokens": [{"behaviour_logprob": -1.0}]})
+    branch = attempt("B", 0.0, {"tool": "a"}, {"tool": "b"}, branch={"parent": "E", "turn": 1})
+    with pytest.raises(UsageError, match=r"trajectory B, `branch.turn`: found 1, its parent E has 1 turns"):
+        told(tmp_path, "agentic_dpo", expert, branch)

@@ -21,14 +21,10 @@ from kifu.training.collection.supply import read_stored
 from kifu.training.experiment.stages import Stage
 from kifu.training.inspection.opened_run import OpenedRun, opened
 from kifu.training.inspection.token_accounts import Explained, Explanation, Known, explain
-from kifu.training.inspection.trajectory_file import (
-    Given,
-    GivenToken,
-    GivenTrajectory,
-    cut_treatment,
-    episode_of,
-    read_given,
-)
+from kifu.training.inspection.trajectory_branches import trees_of
+from kifu.training.inspection.trajectory_episodes import cut_treatment, episode_of
+from kifu.training.inspection.trajectory_fields import Given, GivenGroup, GivenToken, GivenTrajectory
+from kifu.training.inspection.trajectory_file import read_given
 from kifu.training.inspection.trajectory_needs import check_needs, doubts
 from kifu.training.update.assemble import assemble, credited_as, trained_turns, usable_members
 from kifu.training.update.borrowed import Borrowed, Scored
@@ -67,9 +63,7 @@ def _explained(path: Path, document: Document, *, given: Given, algorithm: str) 
     method = build_algorithm(algorithm, given.options)
     rules = RewardRules(gamma=given.gamma, components=given.components, shaping=given.shaping, cut=cut_treatment(given))
     needs_reward = not method.plan.demonstrations
-    known = [
-        [_known_given(item, given, needs_reward=needs_reward) for item in group.trajectories] for group in given.groups
-    ]
+    known = [_group_given(group, given, needs_reward=needs_reward) for group in given.groups]
     taking_part = [
         item
         for group, items in zip(given.groups, known, strict=True)
@@ -142,7 +136,12 @@ def _planned(run: OpenedRun, line: PlanLine, *, stage: Stage, own: Sequence[Grou
     return as_refreshed(stage, stored, RunReader(run.folder.root).trajectories(), step=line.step)
 
 
-def _known_given(item: GivenTrajectory, given: Given, *, needs_reward: bool) -> Known:
+def _group_given(group: GivenGroup, given: Given, *, needs_reward: bool) -> list[Known]:
+    trees = trees_of(group)
+    return [_known_given(item, given, tree=trees[item.id], needs_reward=needs_reward) for item in group.trajectories]
+
+
+def _known_given(item: GivenTrajectory, given: Given, *, tree: str, needs_reward: bool) -> Known:
     tokens = [token for turn in item.turns for token in turn.sampled]
     places = [
         at
@@ -152,7 +151,7 @@ def _known_given(item: GivenTrajectory, given: Given, *, needs_reward: bool) -> 
     ]
     return Known(
         id=item.id,
-        episode=episode_of(item, given, needs_reward=needs_reward),
+        episode=episode_of(item, given, tree=tree, needs_reward=needs_reward),
         turns_N=np.array([at for at, turn in enumerate(item.turns) for _ in turn.sampled], dtype=np.int64),
         columns={name: [getattr(token, name) for token in tokens] for name in _COLUMNS},
         tokens_N=np.array(places, dtype=np.int64),

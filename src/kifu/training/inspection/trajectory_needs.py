@@ -7,7 +7,9 @@ from kifu.credit import RefreshedPairs, StoredPairs
 from kifu.credit.branching import EntropyBranching, TreeExpansion
 from kifu.errors import UsageError, nearest
 from kifu.training.inspection.token_accounts import Explanation, needs_reference
-from kifu.training.inspection.trajectory_file import Given, GivenTrajectory, column, paid_names
+from kifu.training.inspection.trajectory_episodes import column
+from kifu.training.inspection.trajectory_fields import Given, GivenTrajectory
+from kifu.training.inspection.trajectory_file import paid_names
 
 
 def check_needs(
@@ -28,7 +30,7 @@ def check_needs(
     _check_checks(given, method.plan, called=called, where=where)
     for item in taking_part:
         if method.plan.needs_value:
-            _check_values(item, where)
+            _check_values(item, method.plan, where)
         if method.plan.verifiable:
             _check_success(item, where)
         if needs_reference(method.objective()):
@@ -52,9 +54,13 @@ def _check_checks(given: Given, plan: Plan, *, called: str, where: str) -> None:
         )
 
 
-def _check_values(item: GivenTrajectory, where: str) -> None:
+def _check_values(item: GivenTrajectory, plan: Plan, where: str) -> None:
+    """All turns have V, or all tokens: numbers of the two kinds do not complete each other."""
+    of_tokens = [column(turn.sampled, "value") is not None for turn in item.turns]
+    if all(of_tokens):
+        return
     for at, turn in enumerate(item.turns):
-        if turn.value is None and column(turn.sampled, "value") is None:
+        if turn.value is None and not (plan.needs_token_values and of_tokens[at]):
             raise UsageError(
                 f"{where}: trajectory {item.id}, turn {at}, `value`: missing; the method needs V before every turn"
             )
