@@ -257,6 +257,8 @@ def check_method(owner: object, name: str, args: tuple[Any, ...], *, limit: int)
     Raises:
         TemplateRuntimeError: it may not be called, or not so.
     """
+    if isinstance(owner, type):
+        raise refused(f"{owner.__name__}.{name} is not allowed in a chat template")
     if not isinstance(owner, _PLAIN):
         return
     allowed = next((names for kind, names in _METHODS.items() if isinstance(owner, kind)), frozenset[str]())
@@ -271,12 +273,12 @@ def check_method(owner: object, name: str, args: tuple[Any, ...], *, limit: int)
         raise refused(f"{name} with more than {longest} characters is not allowed in a chat template")
 
 
-def check_repetition(left: object, right: object, *, limit: int) -> None:
+def check_repetition(left: Any, right: Any, *, limit: int) -> None:  # noqa: ANN401 - a template's
     """Refuse a product whose size would be too large, before it is there."""
     for one, other in ((left, right), (right, left)):
-        if isinstance(one, str | bytes | list | tuple) and isinstance(other, int):
-            if len(one) * other * (1 if isinstance(one, str | bytes) else _ITEM_BYTES) > limit:
-                raise refused(f"a repetition of {str(other)[:20]} is too large")
+        item_bytes = 1 if isinstance(one, str | bytes) else _ITEM_BYTES if isinstance(one, list | tuple) else None
+        if item_bytes is not None and isinstance(other, int) and len(one) * item_bytes * other > limit:
+            raise refused(f"a repetition of {str(other)[:20]} is too large")
 
 
 def safe_filters(known: Mapping[str, Filter], *, budget: Budget) -> dict[str, Filter]:
