@@ -73,7 +73,14 @@ def test_groups_that_never_compare_say_never(kifu: Kifu, p: int) -> None:
         (["return", "--rewards", "1", "--gamma", "1.5"], "gamma"),
         (["return", "--rewards=1e308,1e308", "--gamma", "1"], "--rewards: the result is beyond what a float can hold"),
         (["groups", "--p", "2", "--size", "8"], "p must lie in [0, 1]"),
+        (["groups", "--p", "1e-320", "--size", "8"], "--p: found 1e-320, expected 0 or at least 1e-300"),
+        (
+            ["groups", "--p", "0.5", "--size", "1" + "0" * 400],
+            "'--size': Input should be less than or equal to 1000000000",
+        ),
         (["corridor", "--episodes", "0"], "at least 1 episode"),
+        (["corridor", "--episodes", "1000000000"], "'--episodes': Input should be less than or equal to 1000000"),
+        (["corridor", "--max-steps", "1" + "0" * 31], "less than or equal to 10000"),
     ],
 )
 def test_numbers_outside_the_domain_are_refused(kifu: Kifu, arguments: list[str], says: str) -> None:

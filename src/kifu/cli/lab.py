@@ -24,6 +24,8 @@ from kifu.lab import (
 )
 from kifu.monitor import require_free, write_atomic
 
+_RAREST = 1e-300
+
 app = Application(invoke_without_command=True)
 app.callback(help="Small worlds with exact answers.")(help_if_alone)
 
@@ -59,9 +61,9 @@ def _finite(what: str) -> Iterator[None]:
 @guarded
 def corridor(
     *,
-    episodes: Annotated[int, typer.Option(help="Episodes of the estimate.")] = 1000,
+    episodes: Annotated[int, typer.Option(max=1_000_000, help="Episodes of the estimate.")] = 1000,
     seed: Annotated[int, typer.Option(min=0, help="Of the estimate.")] = 7,
-    max_steps: Annotated[int, typer.Option(help="Steps after which an episode is cut.")] = 20,
+    max_steps: Annotated[int, typer.Option(max=10_000, help="Steps after which an episode is cut.")] = 20,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE.svg", help="Draw the estimate against N, with its band.")
     ] = None,
@@ -125,10 +127,14 @@ def returns(
 def groups(
     *,
     p: Annotated[float, typer.Option(help="Probability that one attempt succeeds.")],
-    size: Annotated[int, typer.Option(help="Attempts in a group.")],
+    size: Annotated[int, typer.Option(max=1_000_000_000, help="Attempts in a group.")],
     as_json: AsJson = False,
 ) -> None:
     """How often a group of attempts with a binary reward can teach anything."""
+    if 0.0 < p < _RAREST:
+        raise ArgumentError(
+            f"--p: found {p}, expected 0 or at least {_RAREST}: the groups to wait for are more than a float can hold"
+        )
     figures: dict[str, object] = {
         "informative": informative_probability(p, size=size),
         "degenerate": degenerate_probability(p, size=size),
