@@ -76,11 +76,11 @@ def test_groups_that_never_compare_say_never(kifu: Kifu, p: int) -> None:
         (["groups", "--p", "1e-320", "--size", "8"], "--p: found 1e-320, expected 0 or at least 1e-300"),
         (
             ["groups", "--p", "0.5", "--size", "1" + "0" * 400],
-            "'--size': Input should be less than or equal to 1000000000",
+            "Invalid value for '--size'",
         ),
         (["corridor", "--episodes", "0"], "at least 1 episode"),
-        (["corridor", "--episodes", "1000000000"], "'--episodes': Input should be less than or equal to 1000000"),
-        (["corridor", "--max-steps", "1" + "0" * 31], "less than or equal to 10000"),
+        (["corridor", "--episodes", "1000000000"], "Invalid value for '--episodes'"),
+        (["corridor", "--max-steps", "1" + "0" * 31], "Invalid value for '--max-steps'"),
     ],
 )
 def test_numbers_outside_the_domain_are_refused(kifu: Kifu, arguments: list[str], says: str) -> None:
