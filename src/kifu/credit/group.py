@@ -63,7 +63,7 @@ def are_equal(numbers: Sequence[float]) -> bool:
 
 
 def is_degenerate(rewards_G: Rewards) -> bool:
-    """Whether the group compares nothing: fewer than two rewards, or all of them equal (`are_equal`)."""
+    """Whether the group compares nothing: fewer than two rewards, or all of them equal but for rounding."""
     found = present(rewards_G)
     return len(found) < 2 or are_equal(found)
 
