@@ -119,7 +119,7 @@ HOSTILE = {
     "sorting by paths": "{% set l = range(9000) | list %}{% for i in range(9000) %}"
     "{% set x = l | sort(attribute='real,imag,real') %}{% endfor %}",
     "many parts": "{{a}}" * 19_999,
-    "many branches": "{% if a %}{% endif %}" * 5_200,
+    "many branches": "{% if a.b %}{% endif %}" * 4_200,
     "long refusal": "{{ raise_exception('x' * 100000) }}",
     "half of a character": "{{ '\\ud800' }}",
     "half of a character in the text": "\ud800",

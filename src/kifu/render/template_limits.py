@@ -294,7 +294,7 @@ def safe_filters(known: Mapping[str, Filter], *, budget: Budget) -> dict[str, Fi
         "replace": _passed(filters.do_replace, partial(_replace, budget)),
         "round": _round,
         "sum": _passed(filters.do_sum, partial(_sum, budget)),
-        "tojson": partial(tojson, budget),
+        "tojson": _json_writer(budget),
         "trim": _trim,
     }
     chosen = {**known, **own}
@@ -407,26 +407,28 @@ def _picked(environment: jinja2.Environment, items: Iterable[Any], attribute: st
     return items if attribute is None else map(filters.make_attrgetter(environment, attribute), items)
 
 
-def tojson(
-    budget: Budget,
-    value: object,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    *,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """The filter as chat templates expect it: characters as they are, no escapes for HTML."""
-    if (indent or 0) > MAX_WIDTH or any(len(item) > MAX_WIDTH for item in separators or ()):
-        raise refused("an indentation is too large")
-    weigh(value, limit=budget.value_bytes)
-    write = partial(json.JSONEncoder, ensure_ascii=ensure_ascii, separators=separators, sort_keys=sort_keys)
-    if indent is None:
-        return str(write().encode(value))
-    parts, size = [], 0
-    for part in write(indent=indent).iterencode(value):  # deep inside a list every line is indented often
-        parts.append(part)
-        size += len(part)
-        if size > budget.value_bytes:
+def _json_writer(budget: Budget) -> Filter:
+    def tojson(
+        value: object,
+        ensure_ascii: bool = False,
+        indent: int | None = None,
+        *,
+        separators: tuple[str, str] | None = None,
+        sort_keys: bool = False,
+    ) -> str:
+        """The filter as chat templates expect it: characters as they are, no escapes for HTML."""
+        if (indent or 0) > MAX_WIDTH or any(len(item) > MAX_WIDTH for item in separators or ()):
             raise refused("an indentation is too large")
-    return "".join(parts)
+        weigh(value, limit=budget.value_bytes)
+        write = partial(json.JSONEncoder, ensure_ascii=ensure_ascii, separators=separators, sort_keys=sort_keys)
+        if indent is None:
+            return str(write().encode(value))
+        parts, size = [], 0
+        for part in write(indent=indent).iterencode(value):  # deep inside a list every line is indented often
+            parts.append(part)
+            size += len(part)
+            if size > budget.value_bytes:
+                raise refused("an indentation is too large")
+        return "".join(parts)
+
+    return tojson
