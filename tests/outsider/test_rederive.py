@@ -273,6 +273,7 @@ def test_every_step_of_a_language_model_is_derived_to_a_millionth(run_of: Callab
     assert found["problems"] == []
     assert (code, found["versions"] >= 1) == (0, True)
     assert found["max_weight_difference"] <= 1e-6
+    assert found["max_step_error"] <= 1e-4
     assert found["max_logprob_error"] <= 1e-4
 
 

@@ -4,7 +4,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 Result = TypeVar("Result")
 
@@ -19,30 +19,39 @@ async def on_own_thread(call: Callable[[], Result], *, name: str) -> Result:
         call: raises whatever it likes; what is no `Exception` arrives as a RuntimeError.
         name: of the thread.
     """
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[Result] = loop.create_future()
+    found = await _started(call, name)
+    error, result = found.pop(), found.pop()  # an error knows the thread's frames: they must not know it too
+    if error is not None:
+        try:
+            raise error
+        finally:
+            del error
+    return cast(Result, result)
 
-    def deliver(result: Result | None, error: Exception | None) -> None:
-        if future.done():
-            return
-        if error is None:
-            future.set_result(result)  # type: ignore[arg-type]  # without an error there is a result
-        else:
-            future.set_exception(error)
+
+def _started(call: Callable[[], Result], name: str) -> "asyncio.Future[list[Any]]":
+    """What the call gives and what it raised, one of them None."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[list[Any]] = loop.create_future()
+
+    def deliver(found: list[Any]) -> None:
+        if not future.done():
+            future.set_result(found)
 
     def work() -> None:
-        result: Result | None = None
-        error: Exception | None = None
-        try:
-            result = call()
-        except StopIteration as ended:  # which no future can hold
-            error = RuntimeError(f"StopIteration: {ended}")
-        except Exception as raised:  # whoever waits attributes it
-            error = raised
-        except BaseException as raised:  # SystemExit and the like would end the loop instead of the call
-            error = RuntimeError(f"{type(raised).__name__}: {raised}")
         with suppress(RuntimeError):  # the loop was closed; nobody is there to hear it
-            loop.call_soon_threadsafe(deliver, result, error)
+            loop.call_soon_threadsafe(deliver, _outcome(call))
 
     threading.Thread(target=work, name=name, daemon=True).start()
-    return await future
+    return future
+
+
+def _outcome(call: Callable[[], object]) -> list[Any]:
+    try:
+        return [call(), None]
+    except StopIteration as ended:  # which no coroutine can raise
+        return [None, RuntimeError(f"StopIteration: {ended}")]
+    except Exception as raised:  # whoever waits attributes it
+        return [None, raised]
+    except BaseException as raised:  # SystemExit and the like would end the loop instead of the call
+        return [None, RuntimeError(f"{type(raised).__name__}: {raised}")]
