@@ -97,10 +97,17 @@ def test_a_tokenizer_without_an_alphabet_is_refused() -> None:
         ChatTokenizer(source=small.to_str(), config={})
 
 
-def test_files_that_do_not_belong_together_are_refused(toy_tokenizer: str) -> None:
-    config = {"added_tokens_decoder": {"7": {"content": "<|im_end|>"}}}
-    with pytest.raises(RenderError, match="do not belong together"):
-        ChatTokenizer(source=toy_tokenizer, config=config)
+@pytest.mark.parametrize(
+    ("declared", "why"),
+    [
+        ({"7": {"content": "<|im_end|>"}}, "do not belong together"),
+        ({"seven": {"content": "<|im_end|>"}}, "do not belong together"),
+        (["<|im_end|>"], "expected tokens by their ids"),
+    ],
+)
+def test_files_that_do_not_belong_together_are_refused(toy_tokenizer: str, declared: object, why: str) -> None:
+    with pytest.raises(RenderError, match=why):
+        ChatTokenizer(source=toy_tokenizer, config={"added_tokens_decoder": declared})
 
 
 def test_characters_the_vocabulary_cannot_write_are_shown_escaped(smollm2: ModelFolder) -> None:

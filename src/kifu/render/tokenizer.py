@@ -340,11 +340,16 @@ def _variables(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _check_declared(full: Tokenizer, config: Mapping[str, Any]) -> None:
-    for number, token in dict(config.get("added_tokens_decoder") or {}).items():
+    declared = config.get("added_tokens_decoder") or {}
+    if not isinstance(declared, dict):
+        raise RenderError(
+            f"tokenizer_config.json, added_tokens_decoder: found {declared!r:.60}, expected tokens by their ids"
+        )
+    for number, token in declared.items():
         content = token.get("content") if isinstance(token, dict) else None
-        if isinstance(content, str) and full.token_to_id(content) != int(number):
+        if isinstance(content, str) and str(full.token_to_id(content)) != number:
             raise RenderError(
-                f"tokenizer_config.json declares {content!r} as id {number}, tokenizer.json has "
+                f"tokenizer_config.json declares {content!r:.60} as id {number:.20}, tokenizer.json has "
                 f"{full.token_to_id(content)}. The two files do not belong together."
             )
 
