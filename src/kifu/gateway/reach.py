@@ -12,9 +12,9 @@ import struct
 import sys
 from collections.abc import Awaitable, Callable
 
-CONNECTIONS = 32
+CONNECTIONS = 16
 """At once; further ones wait."""
-MOST = 4 * CONNECTIONS
+MOST = 3 * CONNECTIONS
 """That the other side may have begun: what it has ended already may still be under way here."""
 LINK = "KIFU_LINK"
 """Variable that holds the number of the descriptor to write to; the standard input is read from."""
