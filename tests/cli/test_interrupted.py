@@ -12,7 +12,8 @@ Write = Callable[..., Path]
 
 _PRESSED = """
 import os, signal, sys
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job inherits that it is ignored
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job inherits that it is ignored,
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # and what nohup starts this one
 import {module} as module
 
 def pressed(*args, **kwargs):
