@@ -45,6 +45,7 @@ def turn(random: Random, segment: int) -> Json:
     tokens = [token(random) for _ in range(random.randint(1, 3))]
     for _ in range(random.choice([0, 0, 1, 2])):
         tokens.insert(random.randint(0, len(tokens)), {"observation": True})
+    called = random.choice(["look", "go", "look", ""])
     return {
         "state": random.choice("abc"),
         "reward": random.choice([0.0, 0.0, 0.25]),
@@ -56,9 +57,9 @@ def turn(random: Random, segment: int) -> Json:
         "hindsight_logprob": random.choice([-0.5, -2.0]),
         "segment": segment,
         "duration": random.choice([1.0, 1, 2.0]),
-        "tool": random.choice(["look", "go", ""]),
+        "tool": called,
         "action": random.choice(["x", "y"]),
-        "calls_tool": random.random() < 0.8,
+        "calls_tool": called != "",
         "is_void": random.random() < 0.15,
         "tokens": tokens,
     }
@@ -84,7 +85,7 @@ def trajectory(random: Random, name: str, others: list[Json]) -> Json:
     }
     if others and random.random() < 0.4:
         parent = random.choice(others)
-        at = random.randint(0, min(len(turns), len(parent["turns"])))
+        at = random.randint(0, min(len(turns), len(parent["turns"]) - 1))
         found |= {"branch": {"parent": parent["id"], "turn": at}, "tree": parent.get("tree", parent["id"])}
         turns[:at] = deepcopy(parent["turns"][:at])
     return found
