@@ -351,7 +351,7 @@ def test_whole_pairs_are_characters(tmp_path: Path) -> None:
 def test_long_documents_take_no_more_than_time_in_proportion(tmp_path: Path) -> None:
     """Many times as long where either were quadratic: chains of branches, a last key that is repeated."""
     turns: list[dict[str, Any]] = [{}, {}]
-    items = [{"id": "0", "turns": turns}]
+    items: list[dict[str, Any]] = [{"id": "0", "turns": turns}]
     items += [{"id": str(at), "branch": {"parent": str(at - 1), "turn": 1}, "turns": turns} for at in range(1, 4_000)]
     given = check_given({"groups": [{"trajectories": items[::-1]}]}, where="f.json")
     assert set(trees_of(given.groups[0]).values()) == {"0"}
