@@ -1,5 +1,6 @@
 """Patterns against Python's regular expressions, grammars of calls against the calls they let through."""
 
+import json
 import random
 import re
 
@@ -11,6 +12,7 @@ from kifu.errors import RenderError
 from kifu.policy import Constraint
 from kifu.render import CallGrammar, ChatTokenizer, TokenTrie, ToolView, call_grammar, dialect
 from kifu.render.regular import Automaton, pattern
+from kifu.render.tokenizer import Level
 
 EXPRESSION = r"^([0-9]{1,2}|[a-z])((\+|-|\*|//){1}([0-9]{1,2}|[a-z])){0,2}$"
 
@@ -170,3 +172,90 @@ def test_a_command_that_goes_on_where_another_ends_is_told_apart(toy: ChatTokeni
 
 def test_tools_without_patterns_keep_the_listed_grammar(toy: ChatTokenizer) -> None:
     assert isinstance(call_grammar(dialect("json"), [tool("go")], toy, end_id=toy.stop_ids[0]), TokenTrie)
+
+
+EDIT = ToolView(
+    name="edit",
+    description="",
+    parameters={
+        "type": "object",
+        "properties": {"path": {"type": "string"}, "line": {"type": "integer"}, "share": {"type": "number"}},
+        "required": ["path", "line"],
+    },
+)
+BODY = {"json": '{"tool": "edit", ', "hermes": '<tool_call>\n{"name": "edit", "arguments": {'}
+END = {"json": "}", "hermes": "}}\n</tool_call>"}
+
+
+def is_written(grammar: Constraint, toy: ChatTokenizer, text: str) -> bool:
+    """Whether the tokenizer's own encoding of a whole turn keeps to the grammar; markup stands only before a value."""
+    head, begin, rest = text.partition('"path":')
+    ids = [*toy.encode(head + begin, Level.AUTHOR).tolist(), *toy.encode(rest).tolist(), toy.stop_ids[0]]
+    for at, token in enumerate(ids):
+        allowed = grammar.allowed(tuple(ids[:at]))
+        assert allowed is not None
+        if token not in allowed:
+            return False
+    return True
+
+
+@pytest.fixture(scope="module", params=["json", "hermes"])
+def free(request: pytest.FixtureRequest, toy: ChatTokenizer) -> tuple[str, Constraint]:
+    name = str(request.param)
+    return name, call_grammar(dialect(name), [EDIT, tool("done")], toy, end_id=toy.stop_ids[0])
+
+
+@given(
+    path=st.text(alphabet=st.characters(max_codepoint=0xFFFF, exclude_categories=["Cs"]), max_size=12),
+    line=st.integers(-(10**14), 10**14),
+    share=st.none() | st.integers(-999, 999).map(lambda tenths: tenths / 8),
+)
+@settings(max_examples=60, deadline=None)
+def test_any_string_and_number_can_be_written_as_json_writes_it(
+    path: str, line: int, share: float | None, free: tuple[str, Constraint], toy_tokenizer: str
+) -> None:
+    toy = ChatTokenizer(source=toy_tokenizer, config={"eos_token": "<|im_end|>"})
+    name, grammar = free
+    wanted = {"path": path, "line": line} | ({} if share is None else {"share": share})
+    inside = json.dumps(wanted)[1:-1].replace("</", "<\\u002f").replace("<t", "<\\u0074")
+    text = BODY[name] + inside + END[name]
+    assert is_written(grammar, toy, text)
+    (call,) = dialect(name).parse(text, [EDIT]).calls
+    assert dict(call.arguments) == wanted
+
+
+@pytest.mark.parametrize(
+    "inside",
+    [
+        '"path": "a\nb", "line": 1',
+        '"path": "\\ud800", "line": 1',
+        '"path": "a" "b", "line": 1',
+        '"path": "\\x", "line": 1',
+        '"path": "é", "line": 1',
+        '"path": a, "line": 1',
+        '"path": "a", "line": 01',
+        '"path": "a", "line": "1"',
+        '"path": "a", "line": 1.5',
+        '"path": "a", "line": 1, "share": NaN',
+        '"path": "a"',
+    ],
+)
+def test_what_json_or_the_schema_does_not_hold_cannot_be_written(
+    inside: str, free: tuple[str, Constraint], toy: ChatTokenizer
+) -> None:
+    name, grammar = free
+    assert is_written(grammar, toy, BODY[name] + '"path": "a", "line": 1' + END[name])
+    assert not is_written(grammar, toy, BODY[name] + inside + END[name])
+
+
+@pytest.mark.parametrize("mark", ["</tool_call>", "<tool_call>", "<</tool_call>"])
+def test_a_string_cannot_end_or_open_a_call_of_hermes(mark: str, toy: ChatTokenizer) -> None:
+    grammar = call_grammar(dialect("hermes"), [EDIT], toy, end_id=toy.stop_ids[0])
+    for inside, is_right in ((mark, False), (mark.replace("<", "\\u003c"), True), ("a < b <", True)):
+        text = f'{BODY["hermes"]}"path": "{inside}", "line": 1{END["hermes"]}'
+        assert is_written(grammar, toy, text) is is_right
+
+
+def test_commands_hold_no_free_text(toy: ChatTokenizer) -> None:
+    with pytest.raises(RenderError, match=r"parameter `path`: any string is possible.*`json`, `hermes`"):
+        call_grammar(dialect("command"), [EDIT], toy, end_id=toy.stop_ids[0])

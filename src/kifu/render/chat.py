@@ -164,7 +164,7 @@ class ChatRenderer:
         """Grammar of the texts that are one call of an allowed tool, with the end-of-turn token.
 
         Raises:
-            RenderError: a parameter is neither finite nor has a pattern, there are too many calls, no tool is allowed.
+            RenderError: a parameter is none a grammar can spell, there are too many calls, no tool is allowed.
         """
         chosen = [tool for tool in tools if allowed is None or tool.name in allowed]
         key = json.dumps([[tool.name, tool.command, dict(tool.parameters)] for tool in chosen], default=dict)

@@ -1,4 +1,4 @@
-"""Grammars over tokens: the calls a turn may be, listed, or spelled where an argument has a pattern."""
+"""Grammars over tokens: the calls a turn may be, listed, or spelled where an argument is no finite choice."""
 
 import hashlib
 import json
@@ -13,7 +13,7 @@ from kifu.records import Ints, Json, ToolCall, as_ints
 from kifu.render.contract import ToolView
 from kifu.render.dialects import Dialect
 from kifu.render.dialects.base import properties, required
-from kifu.render.spelling import CallGrammar, Form, forms_of
+from kifu.render.spelling import CallGrammar, Form, Hole, forms_of
 from kifu.render.tokenizer import ChatTokenizer, Level
 
 MAX_CALLS = 100_000
@@ -21,6 +21,23 @@ _FIRST_MARK = 0xE000
 """Of the characters without a meaning; they stand for arguments while a call is written."""
 
 _NOTHING = as_ints([])
+
+# What JSON lets stand for a value that nobody limits: ASCII as it is, the rest as \u and four digits, but no half of a
+# surrogate pair, because no text holds one alone.
+_ESCAPED = r'\\(?:["\\/bfnrt]|u(?:[0-9a-ce-f][0-9a-f]{3}|d[0-7][0-9a-f]{2}))'
+_NUMBERS = {
+    "integer": r"^-?(?:0|[1-9][0-9]{0,14})$",
+    "number": r"^-?(?:0|[1-9][0-9]{0,14})(?:\.[0-9]{1,9})?$",
+}
+_FREE: Mapping[str, Mapping[str, str]] = {
+    "json/1": {"string": rf'^"(?:[ !#-\[\]-~]|{_ESCAPED})*"$', **_NUMBERS},
+    # `</` and `<t` could begin the mark that ends or opens a call
+    "hermes/1": {
+        "string": rf'^"(?:[ !#-;=-\[\]-~]|{_ESCAPED}|<+(?:[ !#-.0-;=-\[\]-su-~]|{_ESCAPED}))*<*"$',
+        **_NUMBERS,
+    },
+}
+"""By dialect and type: patterns of a value as it is written."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -88,30 +105,39 @@ def call_texts(dialect: Dialect, tools: Sequence[ToolView], *, limit: int = MAX_
 def call_grammar(dialect: Dialect, tools: Sequence[ToolView], tokenizer: ChatTokenizer, *, end_id: int) -> Constraint:
     """Exactly one call of one of the tools, ended by ``end_id``.
 
+    An argument is one of its listed values, a text of its pattern, or any string or number where a dialect writes JSON.
+
     Raises:
         RenderError: as `call_texts`; or a pattern that cannot be read, or that a call cannot hold.
     """
-    if not any(_patterns(tool) for tool in tools):
+    holes = [_holes(dialect, tool) for tool in tools]
+    if not any(holes):
         return TokenTrie.build(call_texts(dialect, tools), tokenizer, end_id=end_id)
     forms: list[Form] = []
-    for tool in tools:
-        marks = {name: chr(_FIRST_MARK + at) for at, name in enumerate(_patterns(tool))}
+    for tool, found in zip(tools, holes, strict=True):
+        marks = {name: chr(_FIRST_MARK + at) for at, name in enumerate(found)}
         changed: dict[str, Json] = {
             name: {**schema, "enum": [marks[name]]} if name in marks else dict(schema)
             for name, schema in properties(tool).items()
         }
         marked = replace(tool, parameters={**tool.parameters, "properties": changed})
-        forms += forms_of(call_texts(dialect, [marked]), tuple(_patterns(tool).values()), tuple(marks.values()))
+        forms += forms_of(call_texts(dialect, [marked]), {marks[name]: hole for name, hole in found.items()})
     return CallGrammar(forms, tokenizer, end_id=end_id)
 
 
-def _patterns(tool: ToolView) -> dict[str, str]:
-    """Patterns of the parameters that are described by one alone."""
-    return {
-        name: str(schema["pattern"])
-        for name, schema in properties(tool).items()
-        if schema.get("type") == "string" and "pattern" in schema and "enum" not in schema
-    }
+def _holes(dialect: Dialect, tool: ToolView) -> dict[str, Hole]:
+    """What may stand for the parameters that have no list of values."""
+    free = _FREE.get(dialect.name, {})
+    found: dict[str, Hole] = {}
+    for name, schema in properties(tool).items():
+        kind = schema.get("type")
+        if "enum" in schema:
+            continue
+        if kind == "string" and "pattern" in schema:
+            found[name] = Hole(pattern=str(schema["pattern"]))
+        elif isinstance(kind, str) and kind in free:
+            found[name] = Hole(pattern=free[kind], is_json=True)
+    return found
 
 
 def _calls(tool: ToolView) -> Iterator[ToolCall]:
@@ -131,7 +157,8 @@ def _choices(tool: ToolView) -> dict[str, list[tuple[Json, ...]]]:
         if not isinstance(options, list) or not options:
             raise RenderError(
                 f"tool `{tool.name}`, parameter `{name}`: any {schema.get('type', 'value')} is possible, so its calls "
-                "cannot be listed. Give it an `enum` (a Literal type), a `pattern`, or decode without a grammar."
+                "cannot be listed. Give it an `enum` (a Literal type), a `pattern`, a string or a number in a dialect "
+                "that writes JSON (`json`, `hermes`), or decode without a grammar."
             )
         absent: list[tuple[Json, ...]] = [] if name in required(tool) or tool.command else [()]
         found[name] = [*((option,) for option in options), *absent]

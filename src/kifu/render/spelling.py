@@ -1,8 +1,9 @@
-"""Grammars of calls whose arguments are not a finite list: a parameter with a ``pattern`` is spelled token by token."""
+"""Grammars of calls whose arguments are not a finite list: what has a pattern is spelled token by token."""
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +16,15 @@ from kifu.render.tokenizer import ChatTokenizer, Level
 
 _MAX_KEPT = 50_000
 _NOTHING = as_ints([])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hole:
+    """What may be written for an argument."""
+
+    pattern: str
+    is_json: bool = False
+    """The pattern is of the value as JSON writes it, with its quotes and escapes; else of the text itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,35 +154,32 @@ def _grouped(texts: Mapping[int, str], alphabet: frozenset[str]) -> dict[str, li
     return found
 
 
-def forms_of(texts: Iterable[str], patterns: Sequence[str], marks: Sequence[str]) -> list[Form]:
+def forms_of(texts: Iterable[str], holes: Mapping[str, Hole]) -> list[Form]:
     """Cut written calls at the marks that stand in them for arguments.
 
     Args:
-        texts: calls, with a mark in place of every argument that a pattern describes.
-        patterns: of all arguments of the tool, in the order of its marks.
-        marks: characters that occur nowhere else.
+        texts: calls, with a mark in place of every argument that is a hole.
+        holes: by mark, a character that occurs nowhere else.
 
     Raises:
         RenderError: a pattern has characters that a call would have to escape, or that would be stripped from it.
     """
-    by_mark = dict(zip(marks, patterns, strict=True))
+    by_text = {f'"{mark}"' if hole.is_json else mark: hole for mark, hole in holes.items()}
+    cut = re.compile(f"({'|'.join(map(re.escape, by_text))})") if by_text else None
     found = []
     for text in texts:
-        cuts: list[str] = [""]
-        order: list[str] = []
-        for char in text:
-            if char in by_mark:
-                order.append(by_mark[char])
-                cuts.append("")
-            else:
-                cuts[-1] += char
-        found.append(Form(texts=tuple(cuts), patterns=tuple(order)))
-        for at, source in enumerate(order):
-            alphabet = Automaton.of(pattern(source)).alphabet
-            bare = not cuts[at] or not cuts[at + 1]
-            wrong = sorted(
-                char for char in alphabet if char in '"\\' or not char.isprintable() or (bare and char == " ")
-            )
-            if wrong:
-                raise RenderError(f"pattern {source!r:.200} has {wrong[0]!r}, which a call cannot hold as it is")
+        parts = cut.split(text) if cut else [text]
+        written = tuple(by_text[part] for part in parts[1::2])
+        found.append(Form(texts=tuple(parts[::2]), patterns=tuple(hole.pattern for hole in written)))
+        for at, hole in enumerate(written):
+            if not hole.is_json:
+                _check_bare(hole.pattern, is_at_edge=not parts[2 * at] or not parts[2 * at + 2])
     return found
+
+
+def _check_bare(source: str, *, is_at_edge: bool) -> None:
+    """Refuse a pattern with a character that could not be written as it is."""
+    alphabet = Automaton.of(pattern(source)).alphabet
+    wrong = sorted(char for char in alphabet if char in '"\\' or not char.isprintable() or (is_at_edge and char == " "))
+    if wrong:
+        raise RenderError(f"pattern {source!r:.200} has {wrong[0]!r}, which a call cannot hold as it is")
