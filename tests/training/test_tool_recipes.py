@@ -1,6 +1,7 @@
 """Search-R1 and ReTool as recipes: what tools answer is read by the policy and trained by nobody."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,9 @@ import pytest
 from kifu.records import Origin, Purpose, Trajectory
 from kifu.records.plan import read_plan
 from kifu.records.reader import RunReader
+from kifu.render import ChatRenderer
+from kifu.rollout import tool_views
+from kifu.training.experiment.prepare import prepare
 from kifu.training.experiment.reading import load_experiment
 from kifu.training.inspection.audit import audit
 from kifu.training.run import train
@@ -66,3 +70,19 @@ def test_the_plan_of_the_cold_start_names_demonstrated_tokens_only(finished: tup
         who = origins(known[row.trajectory])
         assert {who[at] for part in row.runs for at in range(part.start, part.stop)} == {Origin.DEMONSTRATION}
         assert Origin.ENVIRONMENT in who
+
+
+@pytest.mark.parametrize("name", ["code_repair", "key_door_llm", "key_door_text", "outbox", "python_tool", "r1_like"])
+def test_a_grammar_can_spell_every_call_a_recipe_asks_for(name: str) -> None:
+    setting = prepare(load_experiment(RECIPES / f"{name}.toml", profile="check")).setting
+    assert isinstance(setting.renderer, ChatRenderer)
+    grammar = setting.renderer.constraint(tool_views(setting.environment().tools()), None)
+    begin = grammar.allowed(())
+    assert setting.constrained
+    assert begin is not None
+    assert begin.size > 0
+
+
+def test_those_are_all_recipes_with_tools_and_a_grammar() -> None:
+    asked = {path.stem for path in RECIPES.glob("*.toml") if re.search(r'^decoding.*"tools"', path.read_text(), re.M)}
+    assert asked == {"code_repair", "key_door_llm", "key_door_text", "outbox", "python_tool", "r1_like"}
