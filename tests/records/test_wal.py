@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import struct
+import threading
 import zlib
 from pathlib import Path
 
@@ -126,6 +127,32 @@ def test_a_coroutine_waits_without_blocking_the_loop(tmp_path: Path) -> None:
 
     assert asyncio.run(main()) > 0
     writer.close()
+
+
+def test_who_stops_waiting_neither_takes_the_frame_back_nor_ends_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = WalWriter(tmp_path, number=0)
+    may_go_on, fsync = threading.Event(), os.fsync
+
+    def held(handle: int) -> None:
+        may_go_on.wait()
+        fsync(handle)
+
+    async def main() -> None:
+        waiting = asyncio.ensure_future(asyncio.wrap_future(writer.append(FRAMES[0])))
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", held)
+        asyncio.run(main())
+        may_go_on.set()
+    writer.append(FRAMES[1]).result(timeout=20.0)
+    writer.close()
+
+    assert read_wal(writer.path).frames == tuple(FRAMES[:2])
 
 
 def test_files_are_cut_only_before_the_present_one(tmp_path: Path) -> None:

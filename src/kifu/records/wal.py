@@ -148,6 +148,7 @@ class WalWriter:
         if self._handle < 0:
             raise StorageError(f"{self.folder}: the log is closed")
         durable: Durable = Future()
+        durable.set_running_or_notify_cancel()  # whoever waits may go away; a cancelled future would end the thread
         self._queue.put((frame.payload(), durable))
         return durable
 
