@@ -79,6 +79,12 @@ def test_the_task_ends_after_its_turns(world: Terminal) -> None:
     assert world.verify().invalid_actions == 8
 
 
+def test_what_is_no_call_is_told_why(world: Terminal) -> None:
+    world.reset(_task("write"), 0)
+    answer = world.invalid("tool `bash` needs argument `command`.")
+    assert (answer.text, answer.error) == ("Error: tool `bash` needs argument `command`.", answer.text[7:])
+
+
 def test_a_task_of_another_environment_is_refused(world: Terminal) -> None:
     with pytest.raises(UsageError, match=r"expected kind \(write"):
         world.reset(Task(id="t", data={}), 0)

@@ -91,9 +91,9 @@ class BoxedEnvironment(Environment):
         self._so_far = replace(self._so_far, **changes)  # type: ignore[arg-type]  # fields of the sheet
 
     def invalid(self, error: str) -> Reply:
-        """What is no call costs a turn."""
+        """What is no call costs a turn, and the policy is told why."""
         self.note(invalid=self._so_far.invalid + 1)
-        return self.turn("Error: bad call.", error=error)
+        return self.turn(f"Error: {error}", error=error)
 
     def snapshot(self) -> Snapshot:
         """The sheet and the box's files."""
