@@ -94,6 +94,18 @@ HOSTILE = {
     "views in a list": "{% set d = {'a': 'x' * 300000} %}{{ ([d.items()] * 200) | string }}",
     "set block": "{% set a = 'x' * 400000 %}{% set b %}{% for i in range(300) %}{{ a }}{% endfor %}{% endset %}",
     "set block of text": "{% set b %}{% for i in range(9000) %}" + "a" * 90_000 + "{% endfor %}{% endset %}",
+    "set block of a constant": "{% set b %}{% for i in range(9000) %}{{ '"
+    + "a" * 90_000
+    + "' }}{% endfor %}{% endset %}",
+    "set block of a filtered constant": "{% set b %}{% for i in range(9000) %}{{ '"
+    + "a" * 90_000
+    + "' | upper }}{% endfor %}{% endset %}",
+    "set block of a chosen constant": "{% set b %}{% for i in range(9000) %}{{ '"
+    + "a" * 90_000
+    + "' if true else 'b' }}{% endfor %}{% endset %}",
+    "macro's constant": "{% macro m() %}{% for i in range(9000) %}{{ '"
+    + "a" * 90_000
+    + "' }}{% endfor %}{% endmacro %}{% set b = m() %}",
     "macro's text": "{% set a = 'x' * 400000 %}{% macro m() %}{% for i in range(300) %}{{ a }}{% endfor %}"
     "{% endmacro %}{% set b = m() %}",
     "many values": "{% set n = namespace() %}{% for i in range(9000) %}{% set n[i ~ ''] = i %}{% endfor %}",

@@ -74,7 +74,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
             lstrip_blocks=True,
             extensions=[_Generation, jinja2.ext.loopcontrols],
             optimized=False,
-            finalize=self.budget.text,
+            finalize=self.written_out,
         )
         self.filters = safe_filters(self.filters, budget=self.budget)
         self.tests = safe_tests(self.tests, budget=self.budget)
@@ -85,6 +85,11 @@ class _Sandbox(ImmutableSandboxedEnvironment):
             "range": _short_range,
             "strftime_now": lambda form: _formatted(today, form),
         }
+
+    @jinja2.pass_context  # without it jinja2 would make the text of constants once, as it compiles, uncounted
+    def written_out(self, _: Context, value: object) -> str:
+        """Text of a value in the output."""
+        return self.budget.text(value)
 
     def tick(self) -> None:
         """Count one step."""
