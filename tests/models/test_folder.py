@@ -39,6 +39,12 @@ def test_a_template_file_goes_before_the_field(copied: Path) -> None:
     assert digests(copied).template == hashlib.sha256(b"{{ 1 }}").hexdigest()
 
 
+def test_a_template_that_is_no_text_is_refused(copied: Path) -> None:
+    (copied / "tokenizer_config.json").write_text('{"chat_template": "\\ud800"}')
+    with pytest.raises(ModelError, match="chat_template is no text"):
+        digests(copied)
+
+
 def test_no_template_is_none_not_the_digest_of_nothing(copied: Path) -> None:
     (copied / "tokenizer_config.json").unlink()
     assert digests(copied).template is None

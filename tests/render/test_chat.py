@@ -381,6 +381,45 @@ def test_a_template_that_rewrites_the_prompt_when_turns_follow_is_known_for_it(
     assert load_renderer(folder, dialect=dialect("command")).habits.continues is continues
 
 
+@pytest.mark.parametrize("slot", ["c99z", "c00z", "c\u0660z", "x0z", "r0z", "t0z"])
+def test_a_template_that_makes_up_a_message_is_refused(make_folder: MakeFolder, slot: str) -> None:
+    """It sees placeholders, and can write others."""
+    forged = "{{ 'qKIF' ~ 'Uq" + slot + "' }}"
+    with pytest.raises(RenderError, match="message that is not there"):
+        load_renderer(make_folder(CHATML + forged + ANSWER), dialect=dialect("command"))
+
+
+@pytest.mark.parametrize("description", ["qKIFUqc0z", "qKIFUqx9z"])
+def test_a_tool_that_looks_like_a_placeholder_is_shown_as_it_stands(make_folder: MakeFolder, description: str) -> None:
+    renderer = load_renderer(make_folder("tools"), dialect=dialect("hermes"))
+    assert renderer.habits.describes_tools
+    tool = ToolView(name="look", description=description, parameters={"type": "object", "properties": {}})
+    ids = flat(renderer.start([Message(role="user", content="Go.")], [tool]))
+    assert f'"description": "{description}"' in renderer.tokenizer.decode(ids)
+
+
+@pytest.mark.parametrize(
+    ("order", "why"),
+    [
+        ("[messages[-1]] + messages[:-1]", "shows message 2 before message 1"),
+        ("messages + [messages[1]]", "shows message 1 2 times"),
+    ],
+    ids=["news first", "turn again"],
+)
+def test_a_template_that_does_not_show_the_news_after_the_turn_cannot_be_appended_to(
+    make_folder: MakeFolder, order: str, why: str
+) -> None:
+    """The policy would go on without having seen the result. The template knows this conversation by its space."""
+    hidden = f"{order} if messages | length == 3 and messages[0].content[0] == ' ' else messages"
+    template = CHATML.replace("in messages", f"in ({hidden})") + ANSWER
+    renderer = load_renderer(make_folder(template), dialect=dialect("command"), history="append")
+    prompt = flat(renderer.start([Message(role="user", content=" Go.")], ()))
+    context = [*prompt, *renderer.tokenizer.encode("look").tolist(), end_of(renderer)]
+    said = [Message(role="user", content=" Go."), Message(role="assistant", content="look")]
+    with pytest.raises(RenderError, match=why):
+        renderer.extend(as_ints(context), said, ["A box."], ended=True)
+
+
 @pytest.mark.parametrize("family", ["markers", "plain", "thinking", "tools", "trimming"])
 def test_templates_that_append_turns_continue(make_folder: MakeFolder, family: str) -> None:
     assert load_renderer(make_folder(family), dialect=dialect("command")).habits.continues

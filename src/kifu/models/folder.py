@@ -113,7 +113,7 @@ def chat_template(path: Path) -> str | None:
     """The folder's chat template: ``chat_template.jinja``, else the field of ``tokenizer_config.json``, else None.
 
     Raises:
-        ModelError: the file is not text.
+        ModelError: the file or the field is not text.
     """
     own = path / "chat_template.jinja"
     if own.is_file():
@@ -123,7 +123,13 @@ def chat_template(path: Path) -> str | None:
             raise ModelError(f"{own}: not UTF-8 ({cause.reason} at byte {cause.start}); save it as UTF-8") from cause
     config = path / "tokenizer_config.json"
     found = read_json(config).get("chat_template") if config.is_file() else None
-    return found if isinstance(found, str) else None
+    if not isinstance(found, str):
+        return None
+    try:
+        found.encode()
+    except UnicodeEncodeError as cause:
+        raise ModelError(f"{config}: chat_template is no text: half a character at {cause.start}") from cause
+    return found
 
 
 def weight_files(path: Path) -> list[Path]:

@@ -116,7 +116,7 @@ class ChatRenderer:
         entries[last] = replace(entries[last], content=_opaque(entries[last].content))
         after = self._lay_out(entries, tools)
         if self.history == "append" or _appends(self._lay_out(entries[:last], tools), after, entries[last], last=last):
-            return self._append(token_ids, after.after(content_slot(last)))
+            return self._append(token_ids, after.news(content_slot(last)))
         return self._fork(token_ids, entries, last=last, tools=tools)
 
     def resume(

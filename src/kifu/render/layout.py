@@ -22,6 +22,7 @@ ReasoningForm: TypeAlias = Literal["field", "inline"]
 
 _NONCE = "qKIFUq"
 _SLOT = re.compile(rf"{_NONCE}([a-z])(\d+)z")
+_CONTENT = f"{_NONCE}c"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,10 +61,27 @@ class Layout:
         """The chunks that follow a content."""
         return self.chunks[self.slots.index(slot) + 1 :]
 
+    def news(self, slot: str) -> tuple[Chunk, ...]:
+        """The chunks that follow the content of a message, where every later message is among them.
+
+        Raises:
+            RenderError: the template shows it more than once, or a later message before it.
+        """
+        self.at(slot)
+        before = self.slots[: self.slots.index(slot)]
+        early = [_number(other) for other in before if other.startswith(_CONTENT) and _number(other) > _number(slot)]
+        if early:
+            raise RenderError(f"the chat template shows message {early[0]} before message {_number(slot)}")
+        return self.after(slot)
+
 
 def content_slot(index: int) -> str:
     """Placeholder of the content of a message."""
-    return f"{_NONCE}c{index}z"
+    return f"{_CONTENT}{index}z"
+
+
+def _number(slot: str) -> int:
+    return int(slot[len(_CONTENT) : -1])
 
 
 def reasoning_slot(index: int) -> str:
@@ -88,14 +106,15 @@ def lay_out(
         tools: given to the template.
         form: how it takes reasoning.
         generation_prompt: whether the header of the next assistant message follows.
-        guard: spellings of control tokens; strings of ``tools`` that contain one are contents too.
+        guard: spellings of control tokens; strings of ``tools`` that contain one, or what reads like one of our
+            placeholders, are contents too.
 
     Raises:
         RenderError: the template fails, or does not show a message.
     """
     if _NONCE in template.source:
         raise RenderError(f"the chat template holds the reserved text {_NONCE}")
-    schemas, strings = _guard_tools(tools, guard)
+    schemas, strings = _guard_tools(tools, (*guard, _NONCE))
     text = template.render(
         [_message(entry, index, form, bare=False) for index, entry in enumerate(entries)],
         tools=schemas,
@@ -128,6 +147,8 @@ def _assemble(text: str, bare: str, *, contents: dict[str, Chunk], entries: Sequ
             margins[reasoning_slot(index)] = _margins(entry.reasoning)
     pieces, plain = _SLOT.split(text)[::3], _SLOT.split(bare)[::3]
     names = [match.group() for match in _SLOT.finditer(text)]
+    if not contents.keys() >= set(names):
+        raise RenderError("the chat template makes up a message that is not there")
     if len(plain) != len(pieces):
         plain = pieces
     chunks: list[Chunk] = []

@@ -43,7 +43,7 @@ def probe(template: ChatTemplate, tokenizer: ChatTokenizer, dialect: Dialect) ->
     """Find a template's habits.
 
     Raises:
-        RenderError: it does not show user and assistant messages, or its turns end with plain text.
+        RenderError: it does not show user and assistant messages, or its turns end with plain text or never.
     """
     asked = [_entry("user")]
     answered = [*asked, _entry("assistant")]
@@ -139,4 +139,11 @@ def _end_id(template: ChatTemplate, tokenizer: ChatTokenizer, answered: list[Ent
             "the chat template ends an assistant's turn with plain text, so where the next turn begins depends on what "
             "was sampled. Use a model whose turns end with a control token."
         )
-    return tail[0] if end and end[0] == tail[0] else None
+    if end and end[0] == tail[0]:
+        return tail[0]
+    if not tokenizer.stop_ids:
+        raise RenderError(
+            "neither the chat template nor the model's files say which token ends a turn. Name it: eos_token in "
+            "tokenizer_config.json, or eos_token_id in generation_config.json."
+        )
+    return None

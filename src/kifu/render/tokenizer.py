@@ -9,16 +9,17 @@ import hashlib
 import json
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import cached_property, lru_cache, partial
-from itertools import accumulate, groupby
+from itertools import accumulate, groupby, pairwise
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer
+from tokenizers import AddedToken, Encoding, Tokenizer
 
 from kifu.errors import RenderError
 from kifu.records import Ints, Origin, as_ints
@@ -31,6 +32,9 @@ _PROBES = (
     "naïve Привет 棋譜 🙂👩‍🚀",
     '{"tool": "get", "n": [1, 2.5e-3]}',
 )
+_MAX_GROWTH = 1_000
+"""Times a text may grow by what replaces its characters. Known tokenizers put one character in place of one."""
+_SPACES = re.compile(r"\s*")
 _VARIABLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -87,6 +91,30 @@ class _Text:
         return Origin.TEMPLATE if Origin.TEMPLATE in origins else origins[0]
 
 
+class _Matcher:
+    """Finds added tokens from left to right, the longest of several.
+
+    A regular expression would try all of them in turn, and a vocabulary of images or sounds has tens of thousands.
+    """
+
+    def __init__(self, tokens: Sequence[Added]) -> None:
+        self._contents = frozenset(token.content for token in tokens)
+        self._lengths = sorted(set(map(len, self._contents)), reverse=True)
+        firsts = "".join(sorted({text[:1] for text in self._contents}))
+        self._first = re.compile(f"[{re.escape(firsts)}]" if firsts else "(?!)")
+
+    def spans(self, text: str) -> Iterator[tuple[int, int]]:
+        """Where one begins and ends."""
+        at = 0
+        while first := self._first.search(text, at):
+            start = first.start()
+            parts = (text[start : start + length] for length in self._lengths)
+            found = next((part for part in parts if part in self._contents), "")
+            at = start + max(len(found), 1)
+            if found:
+                yield start, at
+
+
 class ChatTokenizer:
     """The tokenizer of a model folder. Build it with `load_tokenizer`.
 
@@ -101,20 +129,25 @@ class ChatTokenizer:
         self.variables: Mapping[str, str] = MappingProxyType(_variables(config))
         unknown = {text for text in self.variables.values() if self._full.token_to_id(text) is not None}
         known = {token.content for token in self._full.get_added_tokens_decoder().values()}
-        self._full.add_special_tokens([AddedToken(text, normalized=False) for text in sorted(unknown - known)])
+        with _answering():
+            self._full.add_special_tokens([AddedToken(text, normalized=False) for text in sorted(unknown - known)])
         _check_declared(self._full, config)
         self.added = _added(self._full)
         self.control_ids = frozenset(token.id for token in self.added)
+        self._by_content = {token.content: token for token in self.added}
         self._matchers = {
-            Level.AUTHOR: _matcher([token for token in self.added if not token.is_special]),
-            Level.TEMPLATE: _matcher(list(self.added)),
+            Level.AUTHOR: _Matcher([token for token in self.added if not token.is_special]),
+            Level.TEMPLATE: _Matcher(self.added),
         }
-        self._plain = Tokenizer.from_str(_without_added(self._full.to_str()))
+        self._plain = _parse(_without_added(self.definition))
         eos = self.token_id(self.variables.get("eos_token", ""))
         self.stop_ids = tuple(sorted({*stop_ids} | ({eos} if eos is not None else set())))
         self.digest = hashlib.sha256(
-            json.dumps([json.loads(self._full.to_str()), dict(self.variables), self.stop_ids], sort_keys=True).encode()
+            json.dumps([json.loads(self.definition), dict(self.variables), self.stop_ids], sort_keys=True).encode()
         ).hexdigest()
+        # A padding may be longer than the memory, which would end the process; a prompt is neither padded nor cut.
+        self._full.no_padding()
+        self._full.no_truncation()
         self._is_writable = lru_cache(maxsize=65_536)(partial(_writes, self._plain))
         self._check_round_trip()
 
@@ -127,14 +160,16 @@ class ChatTokenizer:
     def texts(self) -> Mapping[int, str]:
         """Text of every token that is not an added one, as it reads behind other text."""
         tokens = sorted(set(self._plain.get_vocab(with_added_tokens=False).values()) - self.control_ids)
-        before = self._plain.encode("a", add_special_tokens=False).ids
-        whole = self._plain.decode_batch([[*before, token] for token in tokens], skip_special_tokens=False)
+        before = _encoded(self._plain, "a").ids
+        with _answering():
+            whole = self._plain.decode_batch([[*before, token] for token in tokens], skip_special_tokens=False)
         return MappingProxyType({token: text[1:] for token, text in zip(tokens, whole, strict=True)})
 
     @property
     def definition(self) -> str:
         """The whole tokenizer, in the form of ``tokenizer.json``."""
-        text: str = self._full.to_str()
+        with _answering():
+            text: str = self._full.to_str()
         return text
 
     def token_id(self, text: str) -> int | None:
@@ -152,7 +187,7 @@ class ChatTokenizer:
 
     def encode_whole(self, text: str) -> Ints:
         """Ids by the model's own tokenizer, added tokens parsed wherever they are spelled: the reference."""
-        return as_ints(self._full.encode(text, add_special_tokens=False).ids)
+        return as_ints(_encoded(self._full, text).ids)
 
     def encode_chunks(self, chunks: Sequence[Chunk]) -> tuple[Piece, ...]:
         """Ids of consecutive chunks with the origin of each.
@@ -174,8 +209,7 @@ class ChatTokenizer:
 
     def decode(self, token_ids: Sequence[int] | Ints) -> str:
         """Text of ids, added tokens spelled out."""
-        text: str = self._full.decode([int(token) for token in token_ids], skip_special_tokens=False)
-        return text
+        return _decoded(self._full, [int(token) for token in token_ids])
 
     def _tokens(self, chunks: Sequence[Chunk]) -> list[tuple[int, Origin]]:
         text = _Text([self._writable(chunk) for chunk in chunks if chunk.text])
@@ -189,24 +223,23 @@ class ChatTokenizer:
 
     def _matches(self, text: "_Text") -> list[tuple[int, int, int]]:
         """Added tokens as (start, stop, id), each inside text that may hold it."""
-        by_content = {token.content: token for token in self.added}
         found: list[tuple[int, int, int]] = []
         at = 0
         for level, group in groupby(text.chunks, key=lambda chunk: chunk.level):
             members = list(group)
             run = "".join(chunk.text for chunk in members)
-            closed = _occurrences(run, [string for chunk in members for string in chunk.quoted])
+            is_quoted = _within(_occurrences(run, [string for chunk in members for string in chunk.quoted]))
             matcher = self._matchers.get(level)
-            for match in matcher.finditer(run) if matcher else ():
-                if any(first <= match.start() and match.end() <= last for first, last in closed):
+            for first, last in matcher.spans(run) if matcher else ():
+                if is_quoted(first, last):
                     continue
-                token = by_content[match.group()]
-                start, stop = at + match.start(), at + match.end()
+                token = self._by_content[run[first:last]]
+                start, stop = at + first, at + last
                 low = found[-1][1] if found else 0
                 if token.eats_left:
-                    start = max(len(text.whole[:start].rstrip()), low)
+                    start = low + len(text.whole[low:start].rstrip())
                 if token.eats_right:
-                    stop += len(text.whole[stop:]) - len(text.whole[stop:].lstrip())
+                    stop = _SPACES.match(text.whole, stop).end()  # type: ignore[union-attr]  # it matches nothing too
                 if start >= low:
                     found.append((start, stop, token.id))
             at += len(run)
@@ -214,24 +247,27 @@ class ChatTokenizer:
 
     def _segment(self, text: "_Text", begin: int, end: int) -> list[tuple[int, Origin]]:
         """Encode one stretch without added tokens and find each token's origin by its characters."""
-        if begin >= end:
-            return []
-        encoding = self._plain.encode(text.whole[begin:end], add_special_tokens=False)
         found: list[tuple[int, Origin]] = []
-        for token, (first, last) in zip(encoding.ids, encoding.offsets, strict=True):
-            if token in self.control_ids:
-                # The vocabulary itself spells a control token: break the spelling after its first character.
-                if end - begin == 1:
-                    raise RenderError(f"the tokenizer writes the character {text.whole[begin]!r} as a control token")
-                middle = min(begin + first + 1, end - 1)
-                return self._segment(text, begin, middle) + self._segment(text, middle, end)
-            found.append((token, text.origin(begin + first, begin + last)))
+        left = [(begin, end)]  # the next one last
+        while left:
+            begin, end = left.pop()
+            if begin >= end:
+                continue
+            encoding = _encoded(self._plain, text.whole[begin:end])
+            tokens = list(zip(encoding.ids, encoding.offsets, strict=True))
+            # Where the vocabulary itself spells a control token: break the spelling after its first character.
+            cuts = {min(begin + first + 1, end - 1) for token, (first, _) in tokens if token in self.control_ids}
+            if cuts and end - begin == 1:
+                raise RenderError(f"the tokenizer writes the character {text.whole[begin]!r} as a control token")
+            if cuts:
+                left += reversed(list(pairwise([begin, *sorted(cuts), end])))
+            else:
+                found += [(token, text.origin(begin + first, begin + last)) for token, (first, last) in tokens]
         return found
 
     def _writable(self, chunk: Chunk) -> Chunk:
         r"""Replace characters the vocabulary cannot write by visible escapes such as ``\x04``."""
-        ids = self._plain.encode(chunk.text, add_special_tokens=False).ids
-        if self._plain.decode(ids, skip_special_tokens=False) == chunk.text:
+        if _decoded(self._plain, _encoded(self._plain, chunk.text).ids) == chunk.text:
             return chunk
         bad = {char for char in set(chunk.text) if not self._is_writable(char)}
         if bad and chunk.level is not Level.DATA:
@@ -270,21 +306,33 @@ def load_tokenizer(folder: Path) -> ChatTokenizer:
     path = folder / "tokenizer.json"
     if not path.is_file():
         raise RenderError(f"{folder}: no tokenizer.json. Convert the tokenizer to the fast format first.")
-    stops: list[int] = []
-    for name in ("generation_config.json", "config.json"):
-        eos = read_json(folder / name).get("eos_token_id")
-        stops += [eos] if isinstance(eos, int) else eos if isinstance(eos, list) else []
-        if stops:
-            break
+    stops = _stops(folder)
     try:
         source = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as cause:
         raise RenderError(f"{path}: not text: {cause}") from cause
+    _check_growth(source)
     _check_ids(source, stops, folder=folder)
     return ChatTokenizer(source=source, config=read_json(folder / "tokenizer_config.json"), stop_ids=stops)
 
 
-def _check_ids(source: str, stops: Sequence[object], *, folder: Path) -> None:
+def _stops(folder: Path) -> list[int]:
+    """Ids that end a turn, of the first file that names one."""
+    for name in ("generation_config.json", "config.json"):
+        eos = read_json(folder / name).get("eos_token_id")
+        found = eos if isinstance(eos, list) else [] if eos is None else [eos]
+        for stop in found:
+            if isinstance(stop, bool) or not isinstance(stop, int) or stop < 0:
+                raise RenderError(
+                    f"{folder / name}: eos_token_id {stop!r:.40} is no id of a token. Name the token that ends a turn "
+                    "by its number."
+                )
+        if found:
+            return found
+    return []
+
+
+def _check_ids(source: str, stops: Sequence[int], *, folder: Path) -> None:
     """Refuse ids the model has no embedding for."""
     config = read_json(folder / "config.json")
     nested = config.get("text_config")
@@ -299,7 +347,7 @@ def _check_ids(source: str, stops: Sequence[object], *, folder: Path) -> None:
             f"{beyond[first]!r:.60} with {first}; config.json says vocab_size {size}, so the last id is {size - 1}. "
             "Use the tokenizer that belongs to these weights, or resize the embeddings and save the model again."
         )
-    wrong = [stop for stop in stops if not isinstance(stop, int) or not 0 <= stop < size]
+    wrong = [stop for stop in stops if stop >= size]
     if wrong:
         raise RenderError(
             f"{folder}: eos_token_id {wrong[0]!r:.40} of generation_config.json or config.json is no id of the model, "
@@ -320,11 +368,54 @@ def read_json(path: Path) -> dict[str, Any]:
     return found
 
 
-def _parse(source: str) -> Tokenizer:
+@contextmanager
+def _answering() -> Iterator[None]:
+    """Make a `RenderError` of whatever the tokenizers library raises.
+
+    Its errors are bare `Exception`; where a file holds what it never thought of it panics, and Rust's panics are no
+    `Exception` at all.
+    """
     try:
+        yield
+    except BaseException as cause:
+        if not isinstance(cause, Exception) and type(cause).__name__ != "PanicException":
+            raise
+        raise RenderError(f"tokenizer.json is not a readable tokenizer: {cause!s:.500}") from cause
+
+
+def _check_growth(source: str) -> None:
+    """Refuse replacements that make a text many times as long: the library would end the process for want of memory."""
+    try:
+        parts = json.loads(source)
+    except (ValueError, RecursionError):  # the library says better what is wrong
+        return
+    for name in ("normalizer", "decoder"):
+        growth, left = 1, [parts.get(name)] if isinstance(parts, dict) else []
+        while left:
+            part = left.pop()
+            if isinstance(part, list):
+                left += part
+            elif isinstance(part, dict):
+                left += part.values()
+                content = part.get("content")
+                growth *= max(len(content), 1) if isinstance(content, str) else 1
+        if growth > _MAX_GROWTH:
+            raise RenderError(f"tokenizer.json: the {name} may make a text more than {_MAX_GROWTH} times as long")
+
+
+def _parse(source: str) -> Tokenizer:
+    with _answering():
         return Tokenizer.from_str(source)
-    except Exception as cause:  # tokenizers raises nothing more specific
-        raise RenderError(f"tokenizer.json is not a readable tokenizer: {cause}") from cause
+
+
+def _encoded(tokenizer: Tokenizer, text: str) -> Encoding:
+    with _answering():
+        return tokenizer.encode(text, add_special_tokens=False)
+
+
+def _decoded(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
+    with _answering():
+        return str(tokenizer.decode(ids, skip_special_tokens=False))
 
 
 def _variables(config: Mapping[str, Any]) -> dict[str, str]:
@@ -375,15 +466,22 @@ def _occurrences(text: str, strings: Sequence[str]) -> list[tuple[int, int]]:
     return [match.span() for string in strings for match in re.finditer(re.escape(string), text)]
 
 
-def _matcher(tokens: Sequence[Added]) -> re.Pattern[str] | None:
-    contents = sorted((token.content for token in tokens), key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, contents))) if contents else None
+def _within(spans: Sequence[tuple[int, int]]) -> Callable[[int, int], bool]:
+    """Whether a stretch lies inside one of many."""
+    ordered = sorted(spans)
+    furthest = list(accumulate((last for _, last in ordered), max))
+
+    def is_within(start: int, stop: int) -> bool:
+        before = bisect_right(ordered, start, key=lambda span: span[0])
+        return before > 0 and stop <= furthest[before - 1]
+
+    return is_within
 
 
 def _writes(plain: Tokenizer, char: str) -> bool:
     """Whether a character comes back from its ids."""
     text = f"a{char}a"
-    return bool(plain.decode(plain.encode(text, add_special_tokens=False).ids, skip_special_tokens=False) == text)
+    return _decoded(plain, _encoded(plain, text).ids) == text
 
 
 def _without_added(source: str) -> str:
