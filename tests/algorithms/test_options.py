@@ -51,7 +51,7 @@ def test_every_number_has_a_range_that_makes_sense(method: str, name: str, defau
     wrong: list[object] = ["1", True, [1]]
     wrong += [1.5] if whole else [float("nan"), float("inf")]
     wrong += [] if name in MAY_BE_NEGATIVE else [-1 if whole else -0.5]
-    wrong += [] if whole else [1e308]
+    wrong += [10**9 + 1, 10**400] if whole else [1e308]
     wrong += [0] if whole and name not in FROM_ZERO else []
     wrong += [1.0001] if name in UP_TO_ONE else []
     wrong += [0.0, 5e-324] if name in ABOVE_ZERO - UP_TO_ONE else [0.0] if name in ABOVE_ZERO else []
@@ -67,11 +67,32 @@ def test_every_number_has_a_range_that_makes_sense(method: str, name: str, defau
         ("simpletir", {"band_low": 0.6, "band_high": 0.4}),
         ("hcapo", {"ratio_low": 1.3, "ratio_high": 1.2}),
         ("dapo", {"overlong": [100, 200]}),
+        ("aepo", {"beam_size": 1}),
+        ("trace_budget", {"rollouts": 600}),
+        ("igpo", {"gold_template": "no place"}),
     ],
 )
-def test_two_numbers_that_leave_nothing_between_them_are_refused(method: str, options: dict[str, Any]) -> None:
-    with pytest.raises(ExperimentError, match=f"`{method}`"):
+def test_what_leaves_nothing_between_or_has_no_place_is_refused_by_name(method: str, options: dict[str, Any]) -> None:
+    """By the names that were given, and in the words of the formula alone."""
+    with pytest.raises(ExperimentError) as raised:
         build_algorithm(method, options)
+    told = str(raised.value)
+    assert [name for name in (method, *options) if f"`{name}`" not in told] == []
+    assert [word for word in ("``", "an object", "Invalid JSON") if word in told] == []
+
+
+def test_an_option_that_holds_itself_many_times_over_is_refused_by_name() -> None:
+    deep: list[object] = []
+    for _ in range(400):
+        deep = [deep]
+    with pytest.raises(ExperimentError, match=r"^algorithm `grpo`, options `std`, `eps`: nested too deeply$"):
+        build_algorithm("grpo", {"std": "none", "eps": deep})
+
+
+@pytest.mark.parametrize("overlong", [[10**400, 1], [10**9, 0]])
+def test_both_numbers_of_a_pair_have_a_range(overlong: list[int]) -> None:
+    with pytest.raises(ExperimentError, match=r"option `overlong\.[01]`"):
+        build_algorithm("dapo", {"overlong": overlong})
 
 
 def test_the_message_says_what_was_found_and_what_would_do() -> None:

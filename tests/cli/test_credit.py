@@ -198,6 +198,10 @@ def test_another_method_can_be_asked_about_a_recorded_step(kifu: Kifu, finished:
     found = json.loads(kifu("credit", "--run", finished, "--step", 0, "--algorithm", "reinforce", "--json").stdout)
     assert found["algorithm"] == "reinforce"
     assert "plan" not in " ".join(found["notes"])
+    lacking = kifu("credit", "--run", finished, "--step", 0, "--algorithm", "igpo")
+    assert lacking.exit_code == 2
+    for part in (f"{finished}: trajectory ", "turn 0", "`gold_logprob`"):
+        assert part in lacking.stderr
     missing = kifu("credit", "--run", finished, "--step", 99)
     assert missing.exit_code == 4
     assert "no record of step 99" in missing.stderr

@@ -146,12 +146,27 @@ def build_algorithm(name: str, options: Mapping[str, Any] | None = None) -> Algo
         algorithm = adapter.validate_json(json.dumps(options), strict=True)
         algorithm.objective(), algorithm.plan
     except ArgumentError as problem:
-        raise ExperimentError(f"algorithm `{name}`: {problem}") from problem
+        raise ExperimentError(f"algorithm `{name}`, {_named(options)}: {problem}") from problem
     except ValidationError as problem:
         first = problem.errors(include_url=False)[0]
         path = ".".join(map(str, first["loc"]))
-        raise ExperimentError(f"algorithm `{name}`, option `{path}`: {found_expected(first)}") from problem
+        where = f"option `{path}`" if path else _named(options)
+        raise ExperimentError(f"algorithm `{name}`, {where}: {_wrong(first)}") from problem
     return algorithm
+
+
+def _named(options: Mapping[str, Any]) -> str:
+    """The options that were given, where a problem is with how they go together and names none of them."""
+    if not options:
+        return "its defaults"
+    return f"option{'s' if len(options) > 1 else ''} {', '.join(f'`{option}`' for option in options)}"
+
+
+def _wrong(problem: Mapping[str, Any]) -> str:
+    """What one validation error says: of a single option by its value, of several in the words of who refused them."""
+    if problem["loc"]:
+        return found_expected(problem)
+    return "nested too deeply" if problem["type"] == "json_invalid" else str(problem["ctx"]["error"])
 
 
 __all__ = [

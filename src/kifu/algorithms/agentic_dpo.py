@@ -11,6 +11,7 @@ from kifu.algorithms.composition import (
     Amount,
     Card,
     Count,
+    CountFromZero,
     Epochs,
     Feedback,
     Level,
@@ -47,7 +48,7 @@ class AgenticDpo:
     top_p: Annotated[float, Field(gt=0, le=1)] = 0.95
     max_tokens: Count = 256
     """Of a sampled action."""
-    warm_up: Annotated[int, Field(ge=0)] = 75
+    warm_up: CountFromZero = 75
     """Steps of imitation alone, before anything is sampled. Without any the authors get 0.0."""
     round_steps: Count = 75
     """Steps after which the actions sampled in a state are replaced by new ones."""

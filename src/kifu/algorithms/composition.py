@@ -27,8 +27,9 @@ from kifu.records import Bools
 
 ReductionName: TypeAlias = Literal["token", "turn", "trajectory", "sum"]
 StdName: TypeAlias = Literal["none", "sample", "population"]
-Epochs: TypeAlias = Annotated[int, Field(ge=1)]
-Count: TypeAlias = Annotated[int, Field(ge=1)]
+Count: TypeAlias = Annotated[int, Field(ge=1, le=1_000_000_000)]
+CountFromZero: TypeAlias = Annotated[int, Field(ge=0, le=1_000_000_000)]
+Epochs: TypeAlias = Count
 Share: TypeAlias = Annotated[float, Field(ge=0, le=1)]
 Amount: TypeAlias = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
 PositiveShare: TypeAlias = Annotated[float, Field(gt=0, le=1)]

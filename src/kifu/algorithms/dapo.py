@@ -34,7 +34,7 @@ class Dapo:
 
     clip_low: Share = 0.2
     clip_high: Amount = 0.28
-    overlong: tuple[int, int] | None = None
+    overlong: tuple[Count, Count] | None = None
     """(L_max, L_cache) of the penalty on long attempts, in sampled tokens; the paper has (20480, 4096). None: none."""
     refill: Count = 10
     """Rounds of sampling at most until as many groups as were asked for have a signal; 1 makes up for none."""

@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 import numpy as np
-from pydantic import Field
 
 from kifu.algorithms.composition import (
     Card,
+    CountFromZero,
     Epochs,
     Feedback,
     Level,
@@ -31,7 +31,7 @@ class Rft:
     """Task reward that passes."""
     max_tokens: Epochs | None = None
     """Trained tokens an attempt may have; WebSailor's cold start keeps at most 32 thousand."""
-    min_calls: Annotated[int, Field(ge=0)] = 0
+    min_calls: CountFromZero = 0
     """Turns with a tool call an attempt needs; WebSailor's cold start wants more than 5."""
     epochs: Epochs = 1
     average: ReductionName = "token"

@@ -10,6 +10,7 @@ from pydantic import Field
 from kifu.algorithms.composition import (
     Amount,
     Card,
+    Count,
     Epochs,
     Feedback,
     Plan,
@@ -38,11 +39,11 @@ class TraceBudget:
 
     clip_low: Share = 0.2
     clip_high: Amount = 0.2
-    budget: Annotated[int, Field(ge=1)] = 512
+    budget: Count = 512
     """Rollouts of one step, roots and continuations together."""
     root_share: Annotated[float, Field(gt=0, le=1)] = 0.5
     """Of the budget, for roots; the rest continues from visited prefixes. Ours."""
-    rollouts: Annotated[int, Field(ge=1)] = 2
+    rollouts: Count = 2
     """Attempts at one chosen root (m)."""
     prior: Positive = 2.0
     """Rollouts that the rate of a family counts for in that of a task, and so on. Ours."""

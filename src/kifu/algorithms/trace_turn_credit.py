@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 import numpy as np
-from pydantic import Field
 
 from kifu.algorithms.composition import (
     Amount,
     Card,
+    Count,
     Epochs,
     Feedback,
     Plan,
@@ -39,7 +39,7 @@ class TraceTurnCredit:
 
     clip_low: Share = 0.2
     clip_high: Amount = 0.2
-    window: Annotated[int, Field(ge=1)] = 3
+    window: Count = 3
     """Transitions whose progress a turn is credited with."""
     decay: Share = 0.8
     """Discount of one transition inside the window."""

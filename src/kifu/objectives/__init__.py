@@ -7,7 +7,7 @@ from kifu.objectives.kl import Estimator, kl_estimate
 from kifu.objectives.likelihood import LikelihoodObjective, negative_log_likelihood
 from kifu.objectives.observation import WithObservations
 from kifu.objectives.optimizer import Optimizer, gradient_norm, learning_rate
-from kifu.objectives.policy import EntropyBonus, KlPenalty, PolicyObjective, ValueRegression
+from kifu.objectives.policy import EntropyBonus, KlPenalty, PolicyObjective, ValueRegression, bound_tokens
 from kifu.objectives.preference import PreferenceObjective
 from kifu.objectives.ratio import (
     Carrier,
@@ -95,6 +95,7 @@ __all__ = [
     "ValueTerms",
     "WeightedLikelihood",
     "WithObservations",
+    "bound_tokens",
     "bradley_terry_loss",
     "capped_surrogate",
     "clipped_surrogate",

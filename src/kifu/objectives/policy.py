@@ -71,7 +71,8 @@ class PolicyObjective:
             ArgumentError: a part needs terms that are absent.
         """
         log_ratio_N = segment_log_ratio(terms, level_of(self.surrogate))
-        total, stats = _surrogate_loss(self.surrogate, terms, log_ratio_N)
+        total, bound_N = _surrogate_loss(self.surrogate, terms, log_ratio_N)
+        stats = {} if bound_N is None else {"clipped_tokens": bound_N.sum()}
         stats |= {"loss_policy": total.detach()} | _ratio_stats(terms, log_ratio_N)
         for name, part in self._extra_parts(terms).items():
             stats[f"loss_{name}"] = part.detach()
@@ -100,15 +101,23 @@ class PolicyObjective:
         return parts
 
 
-def _surrogate_loss(surrogate: Surrogate, terms: Terms, log_ratio_N: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+@torch.no_grad()
+def bound_tokens(surrogate: Surrogate, terms: Terms) -> Tensor:
+    """``[N]`` bool, True at the tokens whose ratio a bound of the surrogate holds; never at padding."""
+    _, bound_N = _surrogate_loss(surrogate, terms, segment_log_ratio(terms, level_of(surrogate)))
+    return torch.zeros_like(terms.weight_N, dtype=torch.bool) if bound_N is None else bound_N
+
+
+def _surrogate_loss(surrogate: Surrogate, terms: Terms, log_ratio_N: Tensor) -> tuple[Tensor, Tensor | None]:
+    """The summed loss, and ``[N]`` where a bound holds; None where there is none to hold."""
     logp_N, credit_N, weight_N = terms.logp_N, terms.advantage_N, terms.weight_N
     match surrogate:
         case ScoreFunction():
-            return policy_gradient(logp_N=logp_N, advantage_N=credit_N, weight_N=weight_N), {}
+            return policy_gradient(logp_N=logp_N, advantage_N=credit_N, weight_N=weight_N), None
         case ImportanceRatio():
-            return importance_surrogate(log_ratio_N=log_ratio_N, advantage_N=credit_N, weight_N=weight_N), {}
+            return importance_surrogate(log_ratio_N=log_ratio_N, advantage_N=credit_N, weight_N=weight_N), None
         case ClippedRatio(low=low, high=high, dual=dual) | PreservingClip(low=low, high=high, dual=dual):
-            total, bound_N = clipped_surrogate(
+            return clipped_surrogate(
                 log_ratio_N=log_ratio_N,
                 advantage_N=credit_N,
                 weight_N=weight_N,
@@ -118,7 +127,7 @@ def _surrogate_loss(surrogate: Surrogate, terms: Terms, log_ratio_N: Tensor) -> 
                 preserve=isinstance(surrogate, PreservingClip),
             )
         case CappedWeight(high=high, low=least):
-            total, bound_N = capped_surrogate(
+            return capped_surrogate(
                 logp_N=logp_N,
                 log_ratio_N=log_ratio_N,
                 advantage_N=credit_N,
@@ -127,7 +136,7 @@ def _surrogate_loss(surrogate: Surrogate, terms: Terms, log_ratio_N: Tensor) -> 
                 low=least,
             )
         case BandMask(low=low, high=high):
-            total, bound_N = masked_surrogate(
+            return masked_surrogate(
                 logp_N=logp_N,
                 log_ratio_N=log_ratio_N,
                 advantage_N=credit_N,
@@ -137,7 +146,6 @@ def _surrogate_loss(surrogate: Surrogate, terms: Terms, log_ratio_N: Tensor) -> 
             )
         case _ as unreachable:
             assert_never(unreachable)
-    return total, {"clipped_tokens": bound_N.sum()}
 
 
 def _reference_penalty(terms: Terms, kl: KlPenalty) -> Tensor:

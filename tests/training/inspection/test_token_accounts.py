@@ -14,6 +14,7 @@ from kifu.credit import Episode
 from kifu.credit.reading import RewardRules
 from kifu.objectives import (
     ClippedRatio,
+    Loss,
     Objective,
     PolicyObjective,
     RatioLevel,
@@ -21,8 +22,9 @@ from kifu.objectives import (
     Terms,
     TokenRatio,
     TurnRatio,
+    bound_tokens,
 )
-from kifu.training.inspection.token_accounts import Explanation, Known, clipped_tokens, explain
+from kifu.training.inspection.token_accounts import Explanation, Known, explain
 
 LOGPS = [[[-0.1, -0.9], [-0.4]], [[-1.0], [-0.2, -0.3, -0.7]]]
 BEHAVIOUR = [[[-0.5, -0.7], [-0.4]], [[-0.2], [-0.3, -0.3, -0.3]]]
@@ -211,11 +213,40 @@ def test_clips_are_found_among_many_tokens_whatever_padding_holds() -> None:
         sequence_N=torch.zeros(101, dtype=torch.int64),
     )
 
-    found = clipped_tokens(build_algorithm("grpo").objective(), terms, TokenRatio())
+    found = bound_tokens(ClippedRatio(level=TokenRatio()), terms)
 
     expected = [gap > np.log(1.2) and at % 7 != 0 for at, gap in enumerate(gaps.tolist())]
     assert found.tolist() == expected
     assert 0 < sum(expected) < 101
+
+
+def test_however_many_tokens_are_clipped_the_loss_is_taken_once() -> None:
+    """A loss taken again for every token a bound holds makes the time quadratic."""
+    calls = []
+
+    class Counted(PolicyObjective):
+        def __call__(self, terms: Terms) -> Loss:
+            calls.append(terms.logp_N.numel())
+            return super().__call__(terms)
+
+    class Counting(Grpo):
+        def objective(self) -> Objective:
+            return Counted(surrogate=ClippedRatio(level=TokenRatio()))
+
+    items = [
+        replace(
+            known(at, reward),
+            turns_N=np.zeros(500, dtype=np.int64),
+            columns={"logprob": [-0.1] * 500, "behaviour_logprob": [-1.0] * 500},
+        )
+        for at, reward in enumerate((1.0, 0.0))
+    ]
+
+    found = told(Counting(), *items)
+
+    assert calls == [1000]
+    clipped = [member.clipped_N for member in found.groups[0]]
+    assert [None if one_N is None else int(one_N.sum()) for one_N in clipped] == [500, 0]
 
 
 def test_a_preference_is_shared_by_both_sides_of_its_pair_and_masks_whoever_is_in_none() -> None:

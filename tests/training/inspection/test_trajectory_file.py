@@ -130,7 +130,7 @@ def chain(**named: tuple[str | None, str | None]) -> dict[str, Any]:
                         "reward": 0.0,
                         "turns": [{}, {}],
                         "tree": tree,
-                        "branch": {"parent": parent, "turn": 1},
+                        "branch": {"parent": parent, "turn": 0 if parent is None else 1},
                     }
                     for name, (tree, parent) in named.items()
                 ]
@@ -139,11 +139,18 @@ def chain(**named: tuple[str | None, str | None]) -> dict[str, Any]:
     }
 
 
+def left_nobody(turn: int) -> dict[str, Any]:
+    """One trajectory of two turns that says before which turn it branched and not from whom."""
+    return {"groups": [{"trajectories": [{"id": "A", "reward": 0.0, "turns": [{}, {}], "branch": {"turn": turn}}]}]}
+
+
 @pytest.mark.parametrize(
     ("document", "told"),
     [
         (chain(A=(None, "C"), B=(None, "A"), C=(None, "B")), ["trajectory A", "`branch.parent`", "A from C from B"]),
         (chain(A=("red", None), B=("blue", "A")), ["trajectory B", "`tree`", "'blue'", "parent A", "'red'"]),
+        (left_nobody(1), ["trajectory A", "`branch.turn`", "found 1", "`branch.parent` is missing"]),
+        (left_nobody(3), ["trajectory A", "`branch.turn`", "found 3", "`branch.parent` is missing"]),
     ],
 )
 def test_branches_that_cannot_have_grown_so_are_refused(document: dict[str, Any], told: list[str]) -> None:

@@ -1,6 +1,7 @@
 """What a method makes of trajectories: of a file that a user wrote, or of a recorded step."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import groupby
 from math import isnan
@@ -52,11 +53,18 @@ def explain_file(path: Path, *, algorithm: str) -> Document:
         UsageError: a field that cannot be meant, or one that the method needs and is absent.
     """
     document, given = read_given(path)
-    try:
+    with _placed(path):
         return _explained(path, document, given=given, algorithm=algorithm)
+
+
+@contextmanager
+def _placed(where: Path) -> Iterator[None]:
+    """Begin what is refused with the file or the run it stands in."""
+    try:
+        yield
     except UsageError as error:
         told = str(error)
-        raise type(error)(told if told.startswith(str(path)) else f"{path}: {told}") from error
+        raise type(error)(told if told.startswith(str(where)) else f"{where}: {told}") from error
 
 
 def _explained(path: Path, document: Document, *, given: Given, algorithm: str) -> Document:
@@ -113,7 +121,8 @@ def explain_step(
         lent = replace(lent, scored=replace(lent.scored, paid=paid))
     plain = method.plan.untempered
     known = [_known_group(group, rules=rules, oldest=version - max_age, lent=lent, plain=plain) for group in groups]
-    found = explain(known, algorithm=method, rules=rules, seed=version)
+    with _placed(root):
+        found = explain(known, algorithm=method, rules=rules, seed=version)
     name = next((name for name, cls in ALGORITHMS.items() if type(method) is cls), type(method).__name__.lower())
     head = {"algorithm": name, "settings": options_of(method), "run": str(root), "step": step}
     document: Document = {"gamma": rules.gamma, "groups": [_group_tree(group) for group in groups]}

@@ -20,10 +20,10 @@ from kifu.objectives import (
     Objective,
     PolicyObjective,
     PreferenceObjective,
-    RatioLevel,
     Surrogate,
     Terms,
     ValueTerms,
+    bound_tokens,
     level_of,
     segment_log_ratio,
 )
@@ -228,48 +228,18 @@ def _evaluate(objective: Objective, terms: Terms, surrogate: Surrogate | None, *
     losses_N = torch.where(terms.weight_N != 0, slope_N * terms.weight_N, 0.0)
     ratios_N = clipped_N = None
     if surrogate is not None:
-        level = level_of(surrogate)
-        log_ratio_N = segment_log_ratio(terms, level)
+        log_ratio_N = segment_log_ratio(terms, level_of(surrogate))
         ratios_N = torch.where(terms.weight_N != 0, log_ratio_N.exp(), torch.nan)
-        clipped_N = clipped_tokens(objective, terms, level)
+        clipped_N = bound_tokens(surrogate, terms)
     parts = {name.removeprefix("loss_"): float(value) for name, value in loss.stats.items() if name.startswith("loss_")}
     return _Told(
         loss=float(loss.total.detach()),
         parts=parts,
         ratios_N=None if ratios_N is None else ratios_N.numpy(),
-        clipped_N=clipped_N,
+        clipped_N=None if clipped_N is None else clipped_N.numpy(),
         losses_N=losses_N.numpy(),
         notes=tuple(notes),
     )
-
-
-def clipped_tokens(objective: Objective, terms: Terms, level: RatioLevel) -> Bools:
-    """``[N]`` whether a bound holds at each token, as counted by the objective itself.
-
-    Every token is made a segment of its own with the ratio of the segment it belongs to, so that any of them can be
-    counted apart; halves without a bound are not looked into.
-    """
-    count = terms.logp_N.numel()
-    alone = replace(
-        terms,
-        logp_N=torch.where(terms.weight_N != 0, terms.behaviour_logp_N, 0.0) + segment_log_ratio(terms, level),
-        turn_N=torch.arange(count),
-        sequence_N=torch.arange(count),
-    )
-    found = np.zeros(count, dtype=np.bool_)
-    stack = [(0, count)]
-    while stack:
-        start, stop = stack.pop()
-        kept_N = torch.zeros(count, dtype=torch.bool)
-        kept_N[start:stop] = True
-        stats = objective(replace(alone, weight_N=torch.where(kept_N, terms.weight_N, 0.0))).stats
-        holds = int(stats.get("clipped_tokens", torch.tensor(0)))
-        if holds and stop - start == 1:
-            found[start] = True
-        elif holds:
-            middle = (start + stop) // 2
-            stack += [(start, middle), (middle, stop)]
-    return found
 
 
 def _column(items: Sequence[Known], name: str) -> tuple[Doubles | None, str | None]:

@@ -51,6 +51,11 @@ def trees_of(group: GivenGroup) -> dict[str, str]:
 def _check_parent(item: GivenTrajectory, by_id: Mapping[str, GivenTrajectory], told: str) -> None:
     parent, turn = item.branch.parent, item.branch.turn
     if parent is None:
+        if turn:
+            raise UsageError(
+                f"{told}, `branch.turn`: found {turn}, and `branch.parent` is missing; name the trajectory it left, or "
+                "leave `branch` out"
+            )
         return
     if parent not in by_id or parent == item.id:
         others = [name for name in by_id if name != item.id]
