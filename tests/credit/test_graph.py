@@ -1,5 +1,7 @@
 """The state graph of a group against printed numbers and value iteration."""
 
+from random import Random
+
 import numpy as np
 import pytest
 
@@ -99,6 +101,32 @@ def test_the_linear_system_has_the_limit_of_repeated_backups(gamma: float, seed:
     found = reach_values(graph, gamma=gamma)
     for state in following:
         assert found[state] == pytest.approx(value[state], abs=1e-9)
+
+
+@pytest.mark.parametrize("gamma", [0.95, 1.0])
+def test_states_on_cycles_and_on_none_satisfy_the_equation(gamma: float) -> None:
+    """Phi(s) visits(s) = gamma sum of Phi over what followed, whatever cycles lie in one another."""
+    random = Random(3)
+    for _ in range(40):
+        group = [
+            member([random.choice("abcdefghijkl") for _ in range(random.randint(1, 9))], random.random() < 0.5)
+            for _ in range(random.randint(1, 5))
+        ]
+        graph = state_graph(group)
+        found = reach_values(graph, gamma=gamma)
+        assert set(found) == {End.SUCCESS, End.FAILURE, *(source for source, _ in graph.edges)}
+        for state in {source for source, _ in graph.edges}:
+            after = [found[target] for source, target in graph.edges if source == state]
+            assert found[state] * len(after) == pytest.approx(gamma * sum(after), abs=1e-12)
+
+
+def test_as_many_states_as_a_long_group_visits_are_no_system_of_as_many_equations() -> None:
+    """One matrix of all of them would take 3 GB; every state but the two on a cycle stands alone."""
+    states: list[str | None] = [f"s{at}" for at in range(20_000)]
+    found = dict(reach_values(state_graph([member([*states, "s19998", "s19999"], True)]), gamma=1.0))
+    assert found.pop(End.FAILURE) == 0.0
+    assert min(found.values()) == pytest.approx(1.0)
+    assert max(found.values()) == pytest.approx(1.0)
 
 
 def test_without_a_success_nothing_is_closer_to_it() -> None:

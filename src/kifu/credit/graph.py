@@ -6,8 +6,8 @@ methods assume that equal keys are equal states and that an action's effect depe
 Axes: ``G`` members, ``K`` turns of one member.
 """
 
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias
@@ -115,19 +115,64 @@ def reach_values(graph: StateGraph, *, gamma: float) -> Mapping[Node, float]:
     """
     if not 0.0 < gamma <= 1.0:
         raise ArgumentError(f"gamma of a state graph must lie in (0, 1], found {gamma}")
-    states = [node for node in _nodes(graph) if isinstance(node, str)]
-    at = {state: index for index, state in enumerate(states)}
-    flow = np.zeros((len(states), len(states)))
-    success, visits = np.zeros(len(states)), np.zeros(len(states))
+    after: dict[str, Counter[Node]] = {}
     for source, target in graph.edges:
-        visits[at[source]] += 1
-        if isinstance(target, str):
-            flow[at[source], at[target]] += 1
-        elif target is End.SUCCESS:
-            success[at[source]] += 1
-    phi = np.linalg.solve(np.diag(visits) - gamma * flow, gamma * success)
+        after.setdefault(source, Counter())[target] += 1
     found: dict[Node, float] = {End.SUCCESS: 1.0, End.FAILURE: 0.0}
-    return found | {state: float(value) for state, value in zip(states, phi, strict=True)}
+    for states in _cycles(after):
+        found |= _solved(states, after, known=found, gamma=gamma)
+    return found
+
+
+def _solved(
+    states: Sequence[str], after: Mapping[str, Counter[Node]], *, known: Mapping[Node, float], gamma: float
+) -> Mapping[Node, float]:
+    """Phi of states that lead to one another, given that of all others they lead to."""
+    at: dict[Node, int] = {state: index for index, state in enumerate(states)}
+    flow, reached = np.zeros((len(states), len(states))), np.zeros(len(states))
+    for row, state in enumerate(states):
+        for target, count in after.get(state, {}).items():
+            flow[row, row] += count
+            if target in at:
+                flow[row, at[target]] -= gamma * count
+            else:
+                reached[row] += gamma * count * known[target]
+    phi = np.linalg.solve(flow, reached)
+    return {state: float(value) for state, value in zip(states, phi, strict=True)}
+
+
+def _cycles(after: Mapping[str, Mapping[Node, int]]) -> Iterator[list[str]]:
+    """States that lead to one another, together, after all others they lead to (Tarjan, 1972).
+
+    A state on no cycle stands alone, so that a group of a thousand states is no system of a thousand equations.
+    """
+    onward = {state: [target for target in targets if isinstance(target, str)] for state, targets in after.items()}
+    rest = {state: iter(targets) for state, targets in onward.items()}
+    number: dict[str, int] = {}
+    lowest: dict[str, int] = {}
+    opened: list[str] = []
+    closed: set[str] = set()
+    for root in onward:
+        path = [root]
+        while path:
+            state = path[-1]
+            if state not in number:
+                number[state] = lowest[state] = len(number)
+                opened.append(state)
+            step = next((target for target in rest.get(state, ()) if target not in number), None)
+            if step is not None:
+                path.append(step)
+                continue
+            path.pop()
+            if state in closed:
+                continue
+            lowest[state] = min(lowest[one] for one in (state, *onward.get(state, ())) if one not in closed)
+            if lowest[state] == number[state]:
+                found = [opened.pop()]
+                while found[-1] != state:
+                    found.append(opened.pop())
+                closed.update(found)
+                yield found
 
 
 def log_progress(graph: StateGraph, *, gamma: float, eps: float) -> tuple[Doubles, ...]:
