@@ -21,6 +21,9 @@ DOUBLING = (
 NESTING = (
     "{{% set n = namespace(x=1) %}}{{% for i in range(99) %}}{{% set n.x = {operator} %}}{{% endfor %}}{{{{ n.x }}}}"
 )
+LONG_BLOCK = (
+    "{{% set a = {text} %}}{{% set b {filter} %}}{{% for i in range({times}) %}}{{{{ a }}}}{{% endfor %}}{{% endset %}}"
+)
 HOSTILE = {
     "endless loops": "{% for i in range(9000) %}{% for j in range(9000) %}{% endfor %}{% endfor %}",
     "endless filtered loops": "{% for i in range(9000) %}{% for j in range(9000) if false %}{% endfor %}{% endfor %}",
@@ -93,6 +96,12 @@ HOSTILE = {
     "namespaces in a list": "{% set n = namespace(x='x' * 300000) %}{{ ([n] * 200) | string }}",
     "views in a list": "{% set d = {'a': 'x' * 300000} %}{{ ([d.items()] * 200) | string }}",
     "set block": "{% set a = 'x' * 400000 %}{% set b %}{% for i in range(300) %}{{ a }}{% endfor %}{% endset %}",
+    "set block in pieces": LONG_BLOCK.format(text="'xy' * 200000", times=19, filter="") + "{{ b | length }}",
+    "set block in characters": LONG_BLOCK.format(text="'\U0001f600' * 100000", times=70, filter="")
+    + "{{ b | list | length }}",
+    "set block taken apart": LONG_BLOCK.format(text="'\U0001f600' * 100000", times=70, filter="| list | length"),
+    "set block spread out": LONG_BLOCK.format(text="'\U0001f600' * 100000", times=70, filter="")
+    + "{% macro m() %}{% endmacro %}{{ m(*b) }}",
     "set block of text": "{% set b %}{% for i in range(9000) %}" + "a" * 90_000 + "{% endfor %}{% endset %}",
     "set block of a constant": "{% set b %}{% for i in range(9000) %}{{ '"
     + "a" * 90_000
@@ -255,6 +264,7 @@ def test_a_template_cannot_switch_the_counting_off() -> None:
             "A!1!",
         ),
         ("{{ ' a '.strip() ~ 'a</b>c'.rsplit('</b>', 1)[-1] }}{{ 'xax' | trim('x') }}{{ 'b' in 'abc' }}", "acaTrue"),
+        ("{% set a | trim | upper | replace('A', 'b') %} xa {% endset %}{{ a }}", "Xb"),
         ("{% set a, b = 1, [2] %}{{ a }}{{ b[0] }}{{ 'x'.split() + ['y'] }}", "12['x', 'y']"),
     ],
 )

@@ -65,6 +65,8 @@ _ITERATOR: type = type(iter([]))
 _GIVEN = (EvalContext, jinja2.Environment, Context)
 _FROM_RIGHT = frozenset({"rfind", "rindex", "rpartition", "rsplit"})
 _STRIPPING = frozenset({"strip", "lstrip", "rstrip"})
+SET_BLOCK = "set block"
+"""Filter that weighs the text of a set block; for its space no filter of jinja2 or of a template has this name."""
 _LAZY = frozenset({"items", "map", "reject", "rejectattr", "reverse", "select", "selectattr", "unique"})
 """Filters that would give a generator; here the items are made at once and handed out one by one."""
 _OF_ANYTHING = frozenset({"attr", "d", "default"})
@@ -293,12 +295,13 @@ def safe_filters(known: Mapping[str, Filter], *, budget: Budget) -> dict[str, Fi
         "join": _passed(filters.do_join, partial(_join, budget)),
         "replace": _passed(filters.do_replace, partial(_replace, budget)),
         "round": _round,
+        SET_BLOCK: _as_it_is,
         "sum": _passed(filters.do_sum, partial(_sum, budget)),
         "tojson": _json_writer(budget),
         "trim": _trim,
     }
     chosen = {**known, **own}
-    return {name: _counted(chosen[name], name, budget=budget) for name in sorted(_FILTERS)}
+    return {name: _counted(chosen[name], name, budget=budget) for name in sorted({*_FILTERS, SET_BLOCK})}
 
 
 def safe_tests(known: Mapping[str, Any], *, budget: Budget) -> dict[str, Any]:
@@ -339,6 +342,10 @@ def _watched(items: Iterable[Value], budget: Budget) -> Iterator[Value]:
     for item in items:
         budget.look()
         yield item
+
+
+def _as_it_is(text: str) -> str:
+    return text
 
 
 def _check_replacement(text: str, old: object, new: object, *, limit: int) -> None:

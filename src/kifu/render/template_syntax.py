@@ -5,7 +5,7 @@ from typing import Any
 
 from jinja2 import nodes
 
-from kifu.render.template_limits import refused
+from kifu.render.template_limits import SET_BLOCK, refused
 
 MAX_NODES = 10_000
 """Those of known models have at most 1,400. Compiling takes time and memory in proportion."""
@@ -57,7 +57,21 @@ def instrument(tree: nodes.Template) -> None:
             loop.iter = _call("counted", [loop.iter], loop.lineno)
     for macro in tree.find_all(nodes.Macro):
         macro.body.insert(0, _tick(macro.lineno))
+    for block in tree.find_all(nodes.AssignBlock):
+        _weigh_text(block)
     _weigh(tree)
+
+
+def _weigh_text(block: nodes.AssignBlock) -> None:
+    """Weigh what a set block has written before a filter of its own or the rest of the template gets it."""
+    first = nodes.Filter(None, SET_BLOCK, [], [], None, None, lineno=block.lineno)
+    last = block.filter
+    if last is None:
+        block.filter = first
+        return
+    while isinstance(last.node, nodes.Filter):
+        last = last.node
+    last.node = first
 
 
 def _weigh(node: nodes.Node) -> None:
