@@ -1,6 +1,7 @@
 """Outside agents in a sandbox: they reach their gateway and nothing else, and end when their attempt does."""
 
 import asyncio
+import errno
 import json
 import os
 import socket
@@ -8,6 +9,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -15,12 +17,12 @@ import pytest
 from kifu.envs import Task
 from kifu.errors import SandboxFailure, UsageError
 from kifu.gateway import BoxedCommand, Command, Endpoint, Gateway, Outside
-from kifu.gateway.boxed import Way
-from kifu.gateway.reach import END, HEAD, MOST, OPEN, PIECE, RESET, ends_of
+from kifu.gateway.boxed import LONGEST, Way
+from kifu.gateway.reach import CONNECTIONS, END, HEAD, MOST, OPEN, PIECE, RESET, ends_of
 from kifu.gateway.serve import serving
 from kifu.policy import ScriptedSampler
 from kifu.records import Origin, RolloutKey, StopReason, Trajectory, rebuild_check
-from kifu.sandbox import Limits, Tree
+from kifu.sandbox import Limits, Mount, Tree
 
 KEY = RolloutKey(seed=3, step=0, group=0, member=0)
 PYTHON = "/usr/bin/python3"
@@ -158,6 +160,46 @@ def test_a_file_under_the_name_of_the_starter_is_refused() -> None:
         BoxedCommand(arguments=(PYTHON, "agent.py"), files=Tree.of({".kifu-reach.py/x": "x"}))
 
 
+async def test_a_prompt_longer_than_a_program_can_be_given_says_so(serve: Serve, turns: Turns) -> None:
+    task = Task(id="t", family="f", split="train", seed=0, data={"prompt": "a" * LONGEST})
+    gateway = serve(turns("two"))
+    async with serving(gateway) as url:
+        outside = Outside(gateway=gateway, url=url, agent=boxed(ASKS), verify=lambda _, ran: True)
+        [record] = await outside.run([(KEY, task)])
+
+    assert (record.outcome.reason, record.reward) == (StopReason.SANDBOX_ERROR, None)
+    assert f"the task t makes {LONGEST + 36:,} bytes" in record.outcome.detail
+    assert f"can be given {LONGEST - 1:,} at most" in record.outcome.detail
+
+
+async def test_why_a_box_cannot_start_is_in_the_outcome(serve: Serve, turns: Turns) -> None:
+    record = await attempted(serve(turns("two")), boxed(ASKS, python="/usr/bin/python9"))
+
+    assert (record.outcome.reason, record.reward) == (StopReason.SANDBOX_ERROR, None)
+    assert "could not start it: FileNotFoundError" in record.outcome.detail
+    assert "/usr/bin/python9" in record.outcome.detail
+
+
+def test_a_folder_is_no_program() -> None:
+    with pytest.raises(UsageError, match="the box has no program /usr/lib; show its folder"):
+        BoxedCommand(arguments=("/usr/lib",)).check()
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ({"environment": {"A=B": "c"}}, "a variable is named 'A=B', expected a name without `=`"),
+        ({"environment": {"": "c"}}, "a variable is named ''"),
+        ({"environment": {"A": "b\0"}}, "null character"),
+        ({"environment": {"A": "\ud800"}}, "half a character"),
+        ({"mounts": (Mount(source="/srv", target="/opt/x"), Mount(source="/var", target="/opt/x"))}, "would hide /srv"),
+    ],
+)
+def test_what_no_box_can_be_given_is_refused_when_it_is_written(more: dict[str, object], why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        boxed(ASKS, **more)
+
+
 def test_an_unknown_back_end_is_named() -> None:
     with pytest.raises(UsageError, match="no sandbox back-end `nss`; did you mean `ns`"):
         boxed(ASKS, backends=("nss",))
@@ -232,6 +274,33 @@ async def echoing() -> AsyncIterator[int]:
     server.close()
 
 
+@dataclass
+class Counted:
+    """Connections of a service."""
+
+    now: int = 0
+    most: int = 0
+    total: int = 0
+
+
+@asynccontextmanager
+async def counting() -> AsyncIterator[tuple[int, Counted]]:
+    """A service that says nothing."""
+    counted = Counted()
+
+    async def count(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        counted.now, counted.total = counted.now + 1, counted.total + 1
+        counted.most = max(counted.most, counted.now)
+        with suppress(OSError):
+            await reader.read()
+        counted.now -= 1
+        writer.close()
+
+    server = await asyncio.start_server(count, "127.0.0.1", 0)
+    yield server.sockets[0].getsockname()[1], counted
+    server.close()
+
+
 @asynccontextmanager
 async def within(port: int) -> AsyncIterator[tuple[Way, asyncio.StreamReader, asyncio.StreamWriter]]:
     """The box's side of a way, in the hands of somebody who keeps to no rule."""
@@ -252,12 +321,50 @@ async def test_connections_are_carried_apart_and_what_is_too_many_is_reset() -> 
     async with echoing() as port, within(port) as (_, reader, writer):
         for number in range(1, MOST + 4):
             writer.write(HEAD.pack(number, OPEN) + HEAD.pack(number, 3) + b"%03d" % number)
-        found = sorted([await said(reader) for _ in range(MOST + 3)])
+        found = [await said(reader) for _ in range(CONNECTIONS + 3)]
+        for number in range(1, MOST + 1):
+            writer.write(HEAD.pack(number, END))
+        found += [await said(reader) for _ in range(2 * MOST - CONNECTIONS)]
 
-    assert found[:MOST] == [(number, 3, b"%03d" % number) for number in range(1, MOST + 1)]
-    assert [(number, length) for number, length, _ in found[MOST:]] == [
-        (number, RESET) for number in range(MOST + 1, MOST + 4)
+    assert [(number, data) for number, length, data in sorted(found) if length == 3] == [
+        (number, b"%03d" % number) for number in range(1, MOST + 1)
     ]
+    assert [number for number, length, _ in sorted(found) if length == END] == list(range(1, MOST + 1))
+    assert [number for number, length, _ in sorted(found) if length == RESET] == [MOST + 1, MOST + 2, MOST + 3]
+
+
+async def test_a_box_that_holds_its_connections_costs_the_gateway_a_few() -> None:
+    """What it begins beyond them waits until one of them ends."""
+    async with counting() as (port, counted), within(port) as (_, reader, writer):
+        for number in range(1, MOST + 1):
+            writer.write(HEAD.pack(number, OPEN))
+        for ended in range(1, MOST + 1):
+            writer.write(HEAD.pack(ended, END))
+            assert await said(reader) == (ended, END, b"")
+
+    assert (counted.most, counted.total) == (CONNECTIONS, MOST)
+
+
+@pytest.mark.parametrize("succeed", [0, 1, 2])
+async def test_a_way_that_descriptors_do_not_suffice_for_leaves_none_behind(
+    monkeypatch: pytest.MonkeyPatch, succeed: int
+) -> None:
+    before = descriptors()
+    pipe, made = os.pipe, list[tuple[int, int]]()
+
+    def scarce() -> tuple[int, int]:
+        if len(made) == succeed:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        made.append(pipe())
+        return made[-1]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pipe", scarce)
+        with pytest.raises(OSError, match="Too many open files"):
+            async with Way("127.0.0.1", 1).open():
+                pass
+    assert len(made) == succeed
+    assert descriptors() == before
 
 
 async def test_a_late_frame_begins_no_connection_and_an_end_is_answered_by_one() -> None:

@@ -1,6 +1,7 @@
 """The sandbox as an environment uses it: typed calls, snapshots, branches, limits, the log of effects."""
 
 import os
+import resource
 import signal
 import time
 from collections.abc import Iterator
@@ -8,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from kifu.errors import SandboxFailure, UsageError
+from kifu.errors import ArgumentError, SandboxFailure, UsageError
 from kifu.sandbox import (
+    BoxPolicy,
+    Command,
     EffectFile,
     Entry,
     Guarantee,
@@ -166,6 +169,8 @@ def test_a_missing_interpreter_is_told_apart_from_a_failing_one(backend: NsBacke
     with open_sandbox(Policy(tools=(tool, shell()), limits=LIMITS), backends=[backend]) as sandbox:
         missing = sandbox.call("ruby")
         assert (missing.reason, missing.code) == (Reason.SETUP_FAILED, None)
+        assert "/opt/ruby/bin/ruby" in missing.why
+        assert missing.text == "The call could not be started."
         assert sandbox.call("bash", {"command": "/opt/ruby/bin/ruby"}).code == 127
 
 
@@ -340,6 +345,89 @@ def test_a_policy_that_requires_more_than_is_proved_is_refused(backend: NsBacken
     policy = Policy(require=frozenset({Guarantee.KERNEL_SEPARATE}))
     with pytest.raises(SandboxUnavailable, match="`ns` lacks kernel_separate"):
         open_sandbox(policy, backends=[backend])
+
+
+@pytest.mark.parametrize("target", ["/usr", "/bin", "/lib64/x", "/etc/x", "//etc", "//", "/opt/../etc", "/opt/\ud800"])
+def test_a_mount_that_no_box_can_have_is_refused(target: str) -> None:
+    with pytest.raises(ArgumentError, match="mount: "):
+        Mount(source="/srv", target=target)
+
+
+@pytest.mark.parametrize("later", ["/opt/x/y", "/opt/x", "/opt"])
+def test_a_mount_that_hides_another_is_refused(later: str) -> None:
+    mounts = (Mount(source="/srv", target="/opt/x/y"), Mount(source="/var", target=later))
+    with pytest.raises(ArgumentError, match=f"/var at {later} would hide /srv at /opt/x/y"):
+        Policy(mounts=mounts)
+    assert Policy(mounts=(*mounts[1:], Mount(source="/srv", target="/opt/x/y/z"))).mounts[0].target == later
+
+
+def test_a_mount_of_what_is_no_folder_is_a_failure_that_names_it(backend: NsBackend, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for name in ("file", "nothing"):
+        policy = Policy(mounts=(Mount(source=f"{tmp_path}/{name}", target="/opt/x"),))
+        with pytest.raises(SandboxFailure, match=f"the source {tmp_path}/{name} is no folder"):
+            open_sandbox(policy, backends=[backend])
+
+
+@pytest.mark.parametrize(("name", "value"), [("", "b"), ("A=B", "c"), ("A", "b\0"), ("A", "\ud800"), ("A\0", "b")])
+def test_a_variable_that_no_program_can_be_given_is_refused(name: str, value: str) -> None:
+    with pytest.raises(ArgumentError, match="command: a"):
+        Command(argv=("/bin/true",), env=((name, value),))
+
+
+def test_a_call_that_descriptors_do_not_suffice_for_leaves_nothing_behind(backend: NsBackend) -> None:
+    """Wherever they run out: neither a descriptor here nor a process there, and the next call is made."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    command = Command(argv=("/bin/true",), limits=LIMITS)
+    box = backend.open(BoxPolicy(base=Tree(), limits=LIMITS))
+    assert box.run(command).code == 0
+    taken = [os.dup(0)]
+    while taken[-1] < max(open_now()) - 1:  # the listing has the last itself
+        taken.append(os.dup(0))
+    before, held = descriptors(), backend.state()[0]["processes"]
+    failed = 0
+    for room in range(1, 13):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (taken[-1] + room, hard))
+        try:
+            box.run(command)
+        except (OSError, SandboxFailure):
+            failed += 1
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert descriptors() == before
+        assert backend.state()[0]["processes"] == held
+    assert failed >= 8  # a source, six ends of pipes, and what tells the end
+    assert box.run(command).code == 0
+    box.close()
+    for handle in taken:
+        os.close(handle)
+
+
+def test_a_box_of_a_process_that_has_many_files_open_works(backend: NsBackend) -> None:
+    """`select` takes no descriptor above 1023."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(2048, hard), hard))
+    taken = [os.dup(0)]
+    try:
+        while taken[-1] < 1100:
+            taken.append(os.dup(0))
+        box = backend.open(BoxPolicy(base=Tree.of({"a.txt": "a"}), limits=LIMITS))
+        box.write(Tree.of({"b.txt": "b"}))
+        assert box.run(Command(argv=("/bin/cat", "a.txt", "b.txt"), limits=LIMITS)).out == b"ab"
+        assert box.read(Wanted(patterns=("*",))).tree.files == {"a.txt": b"a", "b.txt": b"b"}
+        box.close()
+    finally:
+        for handle in taken:
+            os.close(handle)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def descriptors() -> int:
+    return len(open_now())
+
+
+def open_now() -> list[int]:
+    return [int(path.name) for path in Path("/proc/self/fd").iterdir()]
 
 
 def test_an_unknown_backend_is_named_with_the_nearest() -> None:

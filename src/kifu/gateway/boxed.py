@@ -34,12 +34,16 @@ from kifu.sandbox import (
     Tree,
     open_sandbox,
 )
+from kifu.sandbox.contract import check_mounts, start_problem
+from kifu.sandbox.handles import Handles
 
 REACH = ".kifu-reach.py"
 """Among the files of the box: the way to the gateway."""
 PORT = 8800
 """Of the box's own loopback."""
 PYTHON = "/usr/bin/python3"
+LONGEST = 32 * os.sysconf("SC_PAGE_SIZE")
+"""Bytes at which the kernel refuses an argument or a variable, the null character at its end among them."""
 
 
 def limits_of_agent(*, seconds: float, memory_bytes: int, processes: int) -> Limits:
@@ -92,11 +96,9 @@ class BoxedCommand:
             raise UsageError(f"files: {REACH} is the name of the way to the gateway; rename it")
         if not self.python.startswith("/"):
             raise UsageError(f"python: found {self.python!r}, expected the interpreter's absolute path in the box")
-        for text in (*self.arguments, self.python):
-            if "\0" in text:
-                raise UsageError(
-                    f"a command in a box: {text!r:.80} holds a null character, which no program can be given"
-                )
+        if problem := start_problem((*self.arguments, self.python), tuple(self.environment.items())):
+            raise UsageError(f"a command in a box: {problem}")
+        check_mounts(self.mounts)
         for name in self.backends:
             if name not in BACKENDS:
                 raise UsageError(f"no sandbox back-end `{name}`; {nearest(name, list(BACKENDS))}")
@@ -113,7 +115,7 @@ class BoxedCommand:
             SandboxUnavailable: no back-end on the list proves its guarantees here.
             UsageError: the box has no such interpreter, or no such program.
         """
-        looks = "import os, sys; sys.exit(0 if os.access(sys.argv[1], os.X_OK) else 9)"
+        looks = "import os, sys; sys.exit(0 if os.path.isfile(sys.argv[1]) and os.access(sys.argv[1], os.X_OK) else 9)"
         tool = RunTool(name="look", argv=(self.python, "-I", "-c", looks, self.arguments[0]))
         policy = Policy(base=self.files, tools=(tool,), limits=self.limits, mounts=self.mounts, require=self.require)
         with open_sandbox(policy, backends=self.backends) as sandbox:
@@ -122,11 +124,12 @@ class BoxedCommand:
             return
         if found.reason is Reason.EXIT and found.code == 9:
             raise UsageError(
-                f"a command in a box: the box has no program {self.arguments[0]}; show its folder by a mount"
+                f"a command in a box: the box has no program {self.arguments[0]}; show its folder by a mount, or let "
+                "its file be executable"
             )
         raise UsageError(
-            f"a command in a box: the box has no interpreter {self.python} that starts ({found.reason}); name one that "
-            "it has, or show one by a mount"
+            f"a command in a box: the box has no interpreter {self.python} that starts "
+            f"({found.why or found.reason}); name one that it has, or show one by a mount"
         )
 
     async def run(self, task: Task, endpoint: Endpoint) -> Ran:
@@ -142,10 +145,17 @@ class BoxedCommand:
         told = json.dumps({**task.data, "id": task.id})
         variables = {**inside.environment, TASK: told, **self.environment}
         way = Way(address.hostname or "", address.port or 80)
+        arguments = [filled(text, values) for text in self.arguments]
+        for text in (f"{TASK}={told}", *arguments):
+            if (size := len(text.encode("utf-8", "surrogatepass"))) >= LONGEST:
+                raise SandboxFailure(
+                    f"{self.id}: the task {task.id} makes {size:,} bytes of one variable or argument, and a program "
+                    f"can be given {LONGEST - 1:,} at most; shorten its prompt, or run the agent as a function"
+                )
         with crossing(SandboxFailure, self.id):
             tool = RunTool(
                 name="agent",
-                argv=(self.python, "-I", REACH, str(PORT), *(filled(text, values) for text in self.arguments)),
+                argv=(self.python, "-I", REACH, str(PORT), *arguments),
                 env=tuple(variables.items()),
                 network=Network.LOOPBACK,
             )
@@ -191,10 +201,13 @@ class Way:
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Link]:
         """Carry while the block runs; what it gives belongs to the thread of the call, which closes it."""
-        read, their_write = os.pipe()
-        their_read, write = os.pipe()
-        stop, alive = os.pipe()
-        ends, close = await reach.ends_of(read, write)
+        with Handles() as held:
+            read, their_write = held.pipe()
+            their_read, write = held.pipe()
+            stop, alive = held.pipe()
+            held.let_go(read, write)  # the streams close them
+            ends, close = await reach.ends_of(read, write)
+            held.let_go(their_read, their_write, stop, alive)
         streams = reach.Streams(*ends, opened=partial(asyncio.open_connection, *self._address))
         task = asyncio.create_task(streams.run())
         task.add_done_callback(lambda _: close())  # of one who speaks in no frames, nothing more is heard
@@ -210,7 +223,7 @@ class Way:
 def _ran(name: str, result: CallResult, backend: str) -> Ran:
     output = result.out.decode("utf-8", "replace")
     if result.reason is Reason.SETUP_FAILED:
-        raise SandboxFailure(f"{name}: the box could not start it: {result.message or result.text[-500:]}")
+        raise SandboxFailure(f"{name}: the box could not start it: {result.why or result.message}")
     if not result.is_ok:
         how = f"status {result.code}" if result.reason is Reason.EXIT else str(result.reason)
         said = result.err.decode("utf-8", "replace")[-1000:].strip() or "it said nothing"

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Awaitable, Callable
 
 CONNECTIONS = 16
-"""At once; further ones wait."""
+"""At once, on either side; further ones wait."""
 MOST = 3 * CONNECTIONS
 """That the other side may have begun: what it has ended already may still be under way here."""
 LINK = "KIFU_LINK"
@@ -58,6 +58,7 @@ class Streams:
         self._tasks: set[asyncio.Task[None]] = set()
         self._last = 0
         self._lock = asyncio.Lock()
+        self._gate = asyncio.Semaphore(CONNECTIONS)
 
     async def run(self) -> None:
         """Until the other side is gone or sends what is no frame; then every connection ends."""
@@ -103,14 +104,15 @@ class Streams:
         task.add_done_callback(self._tasks.discard)
 
     async def _answer(self, number: int, opened: "Callable[[], Awaitable[Ends]]") -> None:
-        try:
-            ends = await opened()
-        except OSError:
-            self.lost += 1
-            self._forget(number)
-            await self._send(number, RESET)
-            return
-        await self._carried(number, ends)
+        async with self._gate:  # what waits has no local end, and so costs no descriptor of the host
+            try:
+                ends = await opened()
+            except OSError:
+                self.lost += 1
+                self._forget(number)
+                await self._send(number, RESET)
+                return
+            await self._carried(number, ends)
 
     async def _carried(self, number: int, ends: Ends) -> None:
         reader, writer = ends
@@ -158,11 +160,16 @@ class Streams:
 
 
 async def ends_of(read: int, write: int) -> "tuple[Ends, Callable[[], None]]":
-    """Two descriptors as a reader and a writer, and what closes both."""
+    """Two descriptors, which it takes over, as a reader and a writer, and what closes both."""
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader(limit=2 * PIECE)
-    coming, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(read, "rb", 0))
-    going, protocol = await loop.connect_write_pipe(asyncio.streams.FlowControlMixin, os.fdopen(write, "wb", 0))
+    source, sink = os.fdopen(read, "rb", 0), os.fdopen(write, "wb", 0)  # both belong to this from here on
+    coming, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), source)
+    try:
+        going, protocol = await loop.connect_write_pipe(asyncio.streams.FlowControlMixin, sink)
+    except BaseException:
+        coming.close()
+        raise
 
     def close() -> None:
         coming.close()

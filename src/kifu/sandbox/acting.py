@@ -94,6 +94,7 @@ def _result(tool: str, ran: Ran) -> CallResult:
         cpu_s=ran.cpu_s,
         peak_bytes=ran.peak_bytes,
         message=f"Killed by signal {ran.signal}." if ran.signal else _SPEAKS.get(ran.reason, ""),
+        why=ran.message,
     )
 
 

@@ -6,7 +6,6 @@ copies it, its size is not capped by the kernel, and its path shows in the list 
 
 import json
 import os
-import select
 import shutil
 import subprocess
 import threading
@@ -30,12 +29,13 @@ from kifu.sandbox.contract import (
     Wanted,
 )
 from kifu.sandbox.folders import FolderFiles
+from kifu.sandbox.handles import Handles
 from kifu.sandbox.ns.box import BASE_ENV
 from kifu.sandbox.ns.filter import ARCHES, assembled
 from kifu.sandbox.ns.server import FIRST_UID
 from kifu.sandbox.selftest import SELF_TEST, run_self_test
 from kifu.sandbox.tree import Tree
-from kifu.sandbox.watching import GRACE_S, Sources, watch
+from kifu.sandbox.watching import GRACE_S, Sources, is_ready, watch, watchable
 from kifu.sandbox.wire import write_all
 
 _ROOT_FOLDERS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
@@ -149,49 +149,16 @@ class BwrapBox:
 
     def _run(self, command: Command) -> Ran:
         start = time.monotonic()
-        link = () if command.link is None else (os.dup(command.link.write),)
-        if link:
-            command = replace(command, env=(*command.env, (LINK, str(link[0]))))
-        out, out_end = os.pipe()
-        err, err_end = os.pipe()
-        status, status_end = os.pipe()
-        alive, alive_end = os.pipe()
-        given = {
-            "args": _memory(b"".join(word.encode() + b"\0" for word in self._arguments(command))),
-            "stdin": _memory(command.stdin) if command.link is None else os.dup(command.link.read),
-            "seccomp": _memory(assembled(os.uname().machine, with_inet=command.network is Network.LOOPBACK)),
-            "passwd": _memory(b"agent:x:1000:1000::/tmp:/bin/sh\n"),
-        }
-        ends = [out_end, err_end, status_end, alive_end, *given.values(), *link]
-        argv = [
-            *_limited(command.limits),
-            self._program,
-            *("--seccomp", str(given["seccomp"]), "--json-status-fd", str(status_end), "--sync-fd", str(alive_end)),
-            *("--ro-bind-data", str(given["passwd"]), "/etc/passwd", "--args", str(given["args"])),
-            *("--", *_counted(command.limits), *command.argv),
-        ]
-        try:
-            process = subprocess.Popen(
-                argv,
-                stdin=given["stdin"],
-                stdout=out_end,
-                stderr=err_end,
-                env={},
-                pass_fds=[status_end, alive_end, given["seccomp"], given["passwd"], given["args"], *link],
-                start_new_session=True,
-                user=self._owner,
-                group=self._owner,
-                extra_groups=[] if self._owner is not None else None,
-            )
-        finally:
-            for handle in ends:
-                os.close(handle)
-        stop = None if command.link is None else os.dup(command.link.stop)
-        sources = Sources(process=os.pidfd_open(process.pid), out=out, err=err, report=status, stop=stop)
-        seen = watch(sources, command.limits, keeps_end=bool(link))
-        select.select([alive], [], [], GRACE_S)  # the end of the box's process 1, and with it of all others
-        os.close(alive)
-        process.wait()
+        with Handles() as held:
+            process, sources, alive = self._started(command, held)
+            held.let_go(*sources.given)
+            try:
+                seen = watch(sources, command.limits, keeps_end=command.link is not None)
+            except OSError:
+                process.wait()
+                raise
+            is_ready(alive, GRACE_S)  # the end of the box's process 1, and with it of all others
+            process.wait()
         code = _exit_code(bytes(seen.report))
         reason = seen.broken or (Reason.EXIT if code is not None else Reason.SETUP_FAILED)
         return Ran(
@@ -204,6 +171,43 @@ class BwrapBox:
             peak_bytes=seen.peak_bytes,
             message=seen.err[:500].decode("utf-8", "replace") if reason is Reason.SETUP_FAILED else "",
         )
+
+    def _started(self, command: Command, held: Handles) -> tuple["subprocess.Popen[bytes]", Sources, int]:
+        """What runs, what to watch, and the end of a pipe that closes with the last process of the box."""
+        link: tuple[int, ...] = ()
+        stop = None
+        if command.link is not None:
+            link, stop = (held.own(os.dup(command.link.write)),), held.own(os.dup(command.link.stop))
+            command = replace(command, env=(*command.env, (LINK, str(link[0]))))
+        (out, out_end), (err, err_end), (status, status_end), (alive, alive_end) = [held.pipe() for _ in range(4)]
+        words = b"".join(word.encode() + b"\0" for word in self._arguments(command))
+        arguments = held.own(_memory(words))
+        stdin = held.own(_memory(command.stdin) if command.link is None else os.dup(command.link.read))
+        rules = assembled(os.uname().machine, with_inet=command.network is Network.LOOPBACK)
+        seccomp = held.own(_memory(rules))
+        passwd = held.own(_memory(b"agent:x:1000:1000::/tmp:/bin/sh\n"))
+        argv = [
+            *_limited(command.limits),
+            self._program,
+            *("--seccomp", str(seccomp), "--json-status-fd", str(status_end), "--sync-fd", str(alive_end)),
+            *("--ro-bind-data", str(passwd), "/etc/passwd", "--args", str(arguments)),
+            *("--", *_counted(command.limits), *command.argv),
+        ]
+        process = subprocess.Popen(
+            argv,
+            stdin=stdin,
+            stdout=out_end,
+            stderr=err_end,
+            env={},
+            pass_fds=[status_end, alive_end, seccomp, passwd, arguments, *link],
+            start_new_session=True,
+            user=self._owner,
+            group=self._owner,
+            extra_groups=[] if self._owner is not None else None,
+        )
+        held.shut(out_end, err_end, status_end, alive_end, stdin, seccomp, passwd, arguments, *link)
+        sources = Sources(process=watchable(process), out=out, err=err, report=status, stop=stop)
+        return process, sources, alive
 
     def _arguments(self, command: Command) -> list[str]:
         """What may not stand on a command line, because the box could read it there."""

@@ -121,6 +121,10 @@ class Limits:
             _at_least("mem_process_bytes", self.mem_process_bytes, 64 << 20)
 
 
+_OF_EVERY_BOX = ("box", "proc", "dev", "tmp", "etc", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
+"""At its root, beside /usr, below which a mount can still stand on a folder that is there."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mount:
     """A folder of the host shown read-only in every box: a tool chain, a data set. Never one with secrets in it."""
@@ -130,10 +134,48 @@ class Mount:
 
     def __post_init__(self) -> None:
         for name in (self.source, self.target):
-            if not name.startswith("/") or posixpath.normpath(name) != name or name == "/" or "\0" in name:
+            is_normal = name.startswith("/") and posixpath.normpath(name) == name and name not in ("/", "//")
+            if not is_normal or name.startswith("//") or "\0" in name or not is_encodable(name):
                 raise ArgumentError(f"mount: {name!r} is no absolute, normal path below /")
-        if self.target.split("/")[1] in ("box", "proc", "dev", "tmp", "etc"):
+        if self.target == "/usr" or self.target.split("/")[1] in _OF_EVERY_BOX:
             raise ArgumentError(f"mount: {self.target} would cover what every box has; choose e.g. /opt/name")
+
+
+def check_mounts(mounts: Sequence[Mount]) -> None:
+    """Refuse mounts of which one would hide another.
+
+    Raises:
+        ArgumentError: the message names both.
+    """
+    for at, mount in enumerate(mounts):
+        for earlier in mounts[:at]:
+            if f"{earlier.target}/".startswith(f"{mount.target}/"):
+                raise ArgumentError(
+                    f"mounts: {mount.source} at {mount.target} would hide {earlier.source} at {earlier.target}; choose "
+                    "targets apart, or put the outer one first"
+                )
+
+
+def start_problem(argv: Sequence[str], env: Sequence[tuple[str, str]]) -> str:
+    """Why no program can be given these arguments and variables; empty where one can."""
+    for name, _ in env:
+        if not name or "=" in name:
+            return f"a variable is named {name!r}, expected a name without `=`"
+    for text in (*argv, *(text for pair in env for text in pair)):
+        if "\0" in text:
+            return f"an argument or variable holds a null character, which no program can be given: {text!r:.80}"
+        if not is_encodable(text):
+            return f"an argument or variable holds half a character, which no program can be given: {text!r:.80}"
+    return ""
+
+
+def is_encodable(text: str) -> bool:
+    """It holds no half of a character."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 LINK = "KIFU_LINK"
@@ -178,11 +220,8 @@ class Command:
     def __post_init__(self) -> None:
         if not self.argv or not self.argv[0].startswith("/"):
             raise ArgumentError(f"command: the program is {self.argv[:1]}, expected its absolute path in the box")
-        texts = [*self.argv, *(f"{name}={value}" for name, value in self.env)]
-        if any("\0" in text for text in texts):
-            raise ArgumentError(
-                "command: an argument or variable holds a null character, which no program can be given"
-            )
+        if problem := start_problem(self.argv, self.env):
+            raise ArgumentError(f"command: {problem}")
         if self.link is not None and (self.stdin or self.is_warm):
             raise ArgumentError("command: a link takes the place of stdin, of a program that is not warm")
         if self.is_warm and len(self.argv) < 2:
@@ -320,6 +359,9 @@ class BoxPolicy:
     base: Tree
     limits: Limits
     mounts: tuple[Mount, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_mounts(self.mounts)
 
 
 class Denied(KifuError):

@@ -10,8 +10,10 @@ from contextlib import suppress
 from kifu.errors import UsageError
 from kifu.sandbox.contract import BoxPolicy, Command, Export, Proof, Ran, Reason, Wanted
 from kifu.sandbox.folders import FolderFiles
+from kifu.sandbox.handles import Handles
 from kifu.sandbox.tree import Tree
-from kifu.sandbox.watching import Sources, watch
+from kifu.sandbox.watching import Sources, watch, watchable
+from kifu.sandbox.wire import write_all
 
 UNSAFE = "unsafe-host"
 
@@ -85,30 +87,28 @@ class HostBox:
         if command.link is not None:
             raise UsageError(f"`{UNSAFE}` starts no program with a link; run it as a process of yours instead")
         start = time.monotonic()
-        out, out_end = os.pipe()
-        err, err_end = os.pipe()
-        stdin = os.memfd_create("stdin", os.MFD_CLOEXEC)
-        os.write(stdin, command.stdin)
-        os.lseek(stdin, 0, os.SEEK_SET)
         env = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(self._files.path), "LANG": "C.UTF-8"}
-        try:
-            process = subprocess.Popen(
-                list(command.argv),
-                cwd=self._files.path / command.cwd,
-                env={**env, **dict(command.env)},
-                stdin=stdin,
-                stdout=out_end,
-                stderr=err_end,
-                start_new_session=True,
-            )
-        except OSError as error:
-            os.close(out)
-            os.close(err)
-            return Ran(reason=Reason.SETUP_FAILED, message=str(error))
-        finally:
-            for handle in (stdin, out_end, err_end):
-                os.close(handle)
-        seen = watch(Sources(process=os.pidfd_open(process.pid), out=out, err=err), command.limits)
+        with Handles() as held:
+            out, out_end = held.pipe()
+            err, err_end = held.pipe()
+            stdin = held.own(os.memfd_create("stdin", os.MFD_CLOEXEC))
+            write_all(stdin, command.stdin)
+            os.lseek(stdin, 0, os.SEEK_SET)
+            try:
+                process = subprocess.Popen(
+                    list(command.argv),
+                    cwd=self._files.path / command.cwd,
+                    env={**env, **dict(command.env)},
+                    stdin=stdin,
+                    stdout=out_end,
+                    stderr=err_end,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                return Ran(reason=Reason.SETUP_FAILED, message=str(error))
+            sources = Sources(process=watchable(process), out=out, err=err)
+            held.let_go(*sources.given)
+        seen = watch(sources, command.limits)
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         status = process.wait()

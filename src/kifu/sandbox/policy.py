@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from kifu.errors import ArgumentError
 from kifu.records import Json, canonical
-from kifu.sandbox.contract import DEFAULT_REQUIRED, BoxPolicy, Guarantee, Limits, Mount, Reason
+from kifu.sandbox.contract import DEFAULT_REQUIRED, BoxPolicy, Guarantee, Limits, Mount, Reason, check_mounts
 from kifu.sandbox.tools import Tool
 from kifu.sandbox.tree import Tree
 
@@ -26,6 +26,7 @@ class Policy:
         names = [tool.name for tool in self.tools]
         if len(set(names)) < len(names):
             raise ArgumentError(f"policy: two tools have one name: {sorted(names)}")
+        check_mounts(self.mounts)
 
     @property
     def digest(self) -> str:
@@ -65,6 +66,8 @@ class CallResult:
     peak_bytes: int = 0
     message: str = ""
     """What to tell the policy when its call did not run to its end."""
+    why: str = ""
+    """Why the sandbox could not begin it, for people; never shown to the policy, since it may name the host."""
 
     @property
     def is_ok(self) -> bool:

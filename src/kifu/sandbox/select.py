@@ -4,8 +4,9 @@ import atexit
 import os
 import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
-from kifu.errors import UsageError, nearest
+from kifu.errors import SandboxFailure, UsageError, nearest
 from kifu.sandbox.bwrap import BwrapBackend
 from kifu.sandbox.contract import Backend, Proof, SandboxUnavailable
 from kifu.sandbox.effects import EffectLog
@@ -59,9 +60,13 @@ def open_sandbox(
             files. It proves nothing, so ``policy.require`` must be empty as well, and root is refused.
 
     Raises:
+        SandboxFailure: the source of a mount is no folder of this machine.
         SandboxUnavailable: none does; the message says for each what is missing, why, and what to do about it.
         UsageError: a back-end nobody knows, or ``unsafe-host`` without its argument.
     """
+    for mount in policy.mounts:
+        if not Path(mount.source).is_dir():
+            raise SandboxFailure(f"mount: the source {mount.source} is no folder of this machine")
     proofs: list[Proof] = []
     for wanted in backends:
         backend = _backend(wanted, accept_no_isolation)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from kifu.errors import ArgumentError, nearest
-from kifu.sandbox.contract import Denied, Limits, Network
+from kifu.sandbox.contract import Denied, Limits, Network, is_encodable
 from kifu.sandbox.tree import path_problem
 
 Given = Mapping[str, object]
@@ -225,7 +225,7 @@ def _value(kind: Text | Choice | Whole | RelPath, value: object, where: str) -> 
         return str(value)
     if not isinstance(value, str):
         raise Denied(f"{where}: expected text, got {type(value).__name__}")
-    if "\0" in value or not _is_encodable(value):
+    if "\0" in value or not is_encodable(value):
         raise Denied(f"{where}: the text holds a null character or half a character")
     match kind:
         case Text():
@@ -257,11 +257,3 @@ def _check_path(kind: RelPath, value: str, where: str) -> None:
         raise Denied(f"{where}: {value[:100]!r} is not in {kind.under}")
     if kind.suffixes and not value.endswith(kind.suffixes):
         raise Denied(f"{where}: {value[:100]!r} does not end in one of {list(kind.suffixes)}")
-
-
-def _is_encodable(value: str) -> bool:
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

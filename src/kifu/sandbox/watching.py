@@ -7,6 +7,7 @@ import math
 import os
 import select
 import signal
+import subprocess
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -45,6 +46,12 @@ class Sources:
     stop: int | None = None
     """Readable or hung up: the call is to be killed."""
 
+    @property
+    def given(self) -> tuple[int, ...]:
+        """All of them."""
+        wanted = (self.process, self.out, self.err, self.report, self.stop)
+        return tuple(handle for handle in wanted if handle is not None)
+
 
 def watch(sources: Sources, limits: Limits, *, off: frozenset[str] = frozenset(), keeps_end: bool = False) -> Watched:
     """Read until the call has ended; kill it when it breaks a limit.
@@ -55,13 +62,15 @@ def watch(sources: Sources, limits: Limits, *, off: frozenset[str] = frozenset()
         off: ``wall_clock``, ``output_limit``, ``memory_watch``: not to do. For controls of tests alone.
         keeps_end: of the output, instead of its beginning.
     """
-    watched = _Call(sources, limits, off, keeps_end=keeps_end)
     try:
+        watched = _Call(sources, limits, off, keeps_end=keeps_end)
         watched.follow()
+    except OSError:  # e.g. no descriptor left: what cannot be watched must not run
+        kill(sources.process)
+        raise
     finally:
-        for handle in (sources.process, sources.out, sources.err, sources.report, sources.stop):
-            if handle is not None:
-                os.close(handle)
+        for handle in sources.given:
+            os.close(handle)
     return watched.seen
 
 
@@ -180,6 +189,23 @@ class _Call:
             else:
                 kept += data[: max(0, self._limits.output_keep_bytes - len(kept))]
         return bool(data)
+
+
+def watchable(process: "subprocess.Popen[bytes]") -> int:
+    """A descriptor that tells its end; without one it does not run."""
+    try:
+        return os.pidfd_open(process.pid)
+    except OSError:
+        process.kill()
+        process.wait()
+        raise
+
+
+def is_ready(handle: int, seconds: float) -> bool:
+    """Whether a descriptor can be read, or its other end is closed, within a time; of any number, unlike `select`."""
+    poll = select.poll()
+    poll.register(handle, select.POLLIN)
+    return bool(poll.poll(1000 * seconds))
 
 
 def kill(process: int) -> None:

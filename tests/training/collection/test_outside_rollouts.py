@@ -260,6 +260,11 @@ def _sampled(record: Trajectory) -> list[int]:
         (['policy.agent.command=["/usr/bin/python3", "a\\u0000b"]'], "a null character"),
         (['machine.agent_mounts=[{source="/no/such", target="/opt/x"}]'], "source /no/such is no folder"),
         (['machine.agent_mounts=[{source="/etc", target="/etc"}]'], r"machine\.agent_mounts: mount: /etc would cover"),
+        (['machine.agent_mounts=[{source="/etc", target="/usr"}]'], "mount: /usr would cover"),
+        (
+            ['machine.agent_mounts=[{source="/etc", target="/opt/x"}, {source="/usr", target="/opt/x"}]'],
+            r"machine\.agent_mounts: mounts: /usr at /opt/x would hide /etc at /opt/x",
+        ),
         (['policy.agent.box.backends=["podman"]'], "ns"),
         (['policy.agent.box.require=["no_net"]'], "no guarantee `no_net`; did you mean"),
         (["policy.agent.box.seconds=0"], "more than 0.0"),

@@ -2,7 +2,6 @@
 
 import json
 import os
-import select
 import threading
 import time
 from collections.abc import Callable
@@ -11,9 +10,10 @@ from typing import TypeVar
 from kifu.errors import SandboxFailure
 from kifu.sandbox.contract import LINK, BoxPolicy, Command, Denied, Export, Limits, Network, Ran, Reason, Wanted
 from kifu.sandbox.folders import received
+from kifu.sandbox.handles import Handles
 from kifu.sandbox.ns.server import ForkServer
 from kifu.sandbox.tree import Tree
-from kifu.sandbox.watching import Sources, Watched, kill, watch
+from kifu.sandbox.watching import Sources, Watched, is_ready, kill, watch
 from kifu.sandbox.wire import LINK_NUMBER, write_all
 
 BASE_ENV = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8"}
@@ -113,18 +113,25 @@ class NsBox:
             self._check_open()
             start = time.monotonic()
             request = self._request(command, probe)
-            ours, theirs = _pipes(command)
+            with Handles() as held:
+                source = held.own(_source_of(command))
+                out, out_end = held.pipe()
+                err, err_end = held.pipe()
+                report, report_end = held.pipe()
+                stop = None
+                theirs = [source, out_end, err_end, report_end]
+                if command.link is not None:
+                    stop = held.own(os.dup(command.link.stop))
+                    theirs.append(held.own(os.dup(command.link.write)))
+                pid, process = self._server.start(request, tuple(theirs))
+                sources = Sources(process=process, out=out, err=err, report=report, stop=stop)
+                held.let_go(*sources.given)
             try:
-                answer, given = self._server.ask(request, theirs)
-            except BaseException:
-                _close(*ours)
+                seen = watch(sources, command.limits, off=self._without, keeps_end=stop is not None)
+            except OSError:
+                self._server.ask({"op": "reap", "pid": pid})
                 raise
-            finally:
-                _close(*theirs)
-            stop = None if command.link is None else os.dup(command.link.stop)
-            sources = Sources(process=given[0], out=ours[0], err=ours[1], report=ours[2], stop=stop)
-            seen = watch(sources, command.limits, off=self._without, keeps_end=stop is not None)
-            ended, _ = self._server.ask({"op": "reap", "pid": answer["pid"]})
+            ended, _ = self._server.ask({"op": "reap", "pid": pid})
             return _ran(seen, ended, wall_s=time.monotonic() - start)
 
     def _request(self, command: Command, probe: tuple[str, ...]) -> dict[str, object]:
@@ -174,29 +181,23 @@ def send_tree(server: ForkServer, request: dict[str, object], tree: Tree) -> Non
 
 def _job(server: ForkServer, request: dict[str, object], work: Callable[[int], Result], *, is_input: bool) -> Result:
     """Let the fork server read from, or write to, a pipe whose other end is given to ``work``."""
-    read_end, write_end = os.pipe()
-    report, report_end = os.pipe()
-    theirs, ours = (read_end, write_end) if is_input else (write_end, read_end)
-    handles = {ours, report}
-    try:
-        try:
-            answer, given = server.ask(request, (theirs, report_end))
-        finally:
-            _close(theirs, report_end)
-        handles.add(given[0])
+    with Handles() as held:
+        read_end, write_end = held.pipe()
+        report, report_end = held.pipe()
+        theirs, ours = (read_end, write_end) if is_input else (write_end, read_end)
+        pid, process = server.start(request, (theirs, report_end))
+        held.own(process)
+        held.shut(theirs, report_end)
         result, broken = None, None
         try:
             result = work(ours)
         except ValueError as error:
             broken = error
-        _close(ours)
-        handles.discard(ours)
-        if not select.select([given[0]], [], [], _JOB_S)[0]:
-            kill(given[0])
+        held.shut(ours)
+        if not is_ready(process, _JOB_S):
+            kill(process)
         outcome = os.read(report, 1 << 16)
-        server.ask({"op": "reap", "pid": answer["pid"]})
-    finally:
-        _close(*handles)
+        server.ask({"op": "reap", "pid": pid})
     _check_report(outcome, what=str(request["op"]))
     if broken is not None:
         raise SandboxFailure(f"the sandbox's answer cannot be read: {broken}") from broken
@@ -211,25 +212,16 @@ def _check_report(report: bytes, *, what: str) -> None:
         raise SandboxFailure(f"the sandbox could not {what} files: {found['error']}")
 
 
-def _pipes(command: Command) -> tuple[tuple[int, int, int], tuple[int, ...]]:
-    """Our ends of stdout, stderr and report; the call's ends, stdin first and what it writes to a link last."""
+def _source_of(command: Command) -> int:
+    """Its standard input."""
     if command.link is not None:
-        source = os.dup(command.link.read)
-    elif command.stdin:
-        source = os.memfd_create("stdin", os.MFD_CLOEXEC)
-        write_all(source, command.stdin)
-        os.lseek(source, 0, os.SEEK_SET)
-    else:
-        source = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-    pairs = [os.pipe() for _ in range(3)]
-    (out, out_end), (err, err_end), (report, report_end) = pairs
-    more = () if command.link is None else (os.dup(command.link.write),)
-    return (out, err, report), (source, out_end, err_end, report_end, *more)
-
-
-def _close(*handles: int) -> None:
-    for handle in handles:
-        os.close(handle)
+        return os.dup(command.link.read)
+    if not command.stdin:
+        return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    source = os.memfd_create("stdin", os.MFD_CLOEXEC)
+    write_all(source, command.stdin)
+    os.lseek(source, 0, os.SEEK_SET)
+    return source
 
 
 def _ran(seen: Watched, ended: dict[str, object], *, wall_s: float) -> Ran:

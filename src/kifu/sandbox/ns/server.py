@@ -148,6 +148,21 @@ class ForkServer:
             raise SandboxFailure(f"the sandbox could not {message['op']}: {answer['error']}")
         return answer, given
 
+    def start(self, message: dict[str, object], handles: tuple[int, ...]) -> tuple[object, int]:
+        """Let it start a process; gives its number there, and a descriptor that tells its end.
+
+        Raises:
+            SandboxFailure: as `ask`, or nobody could watch the process, which is ended then.
+        """
+        answer, given = self.ask(message, handles)
+        if not given:
+            self.ask({"op": "end", "pid": answer["pid"]})
+            raise SandboxFailure(
+                f"the sandbox could not {message['op']}: this process has no descriptor left; raise its limit "
+                "(`ulimit -n`) or run fewer boxes at once"
+            )
+        return answer["pid"], given[0]
+
     def close(self) -> None:
         """End it, with every process of every box."""
         if self._owner == os.getpid():

@@ -21,6 +21,7 @@ from kifu.gateway.listening import check_installed
 from kifu.records import Json
 from kifu.render import Renderer
 from kifu.sandbox import Guarantee, Mount, Tree
+from kifu.sandbox.contract import check_mounts
 from kifu.training.experiment.agent_layers import AgentBox, OutsideAgentLayer
 from kifu.training.experiment.layers import Experiment, HfPolicy
 from kifu.training.experiment.reading import Loaded
@@ -137,6 +138,7 @@ def _boxed(loaded: Loaded, arguments: tuple[str, ...], box: AgentBox) -> BoxedCo
             raise ExperimentError(f"machine.agent_mounts: source {item.source} is no folder of this machine")
     try:
         mounts = tuple(Mount(source=item.source, target=item.target) for item in loaded.machine.agent_mounts)
+        check_mounts(mounts)
     except ArgumentError as error:
         raise ExperimentError(f"machine.agent_mounts: {error}") from error
     limits = limits_of_agent(seconds=box.seconds, memory_bytes=box.memory_mb << 20, processes=box.processes)
