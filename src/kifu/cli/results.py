@@ -19,9 +19,10 @@ def show_result(result: Result, *, as_json: bool) -> None:
         )
         return
     first, last = result.evaluations[:1], result.evaluations[1:][-1:]
-    for summary in first + last:
-        is_before = summary.checkpoint == "0" or (summary in first and bool(last))
-        say(f"{'before' if is_before else 'after':<7} {success_line(summary)}")
+    names = ["before", "after"] if last or [item.checkpoint for item in first] == ["0"] else ["after"]
+    for name, summary in zip(names, first + last, strict=False):
+        unchanged = "  no update changed a weight" if name == "after" and summary.checkpoint == "0" else ""
+        say(f"{name:<7} {success_line(summary)}{unchanged}")
         for warning in warnings(summary):
             say(warning)
     say(f"run     {result.folder}  {result.steps} steps, version {result.version}")

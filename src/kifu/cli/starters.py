@@ -119,7 +119,7 @@ steps = 2
 tasks = 4
 """
 
-_REWARD = '''"""The reward of NAME.toml: how much of the answer is right."""
+_REWARD = '''"""How much of an answer is right; used where NAME.toml names NAME.jsonl@NAME.py:reward."""
 
 import re
 
@@ -166,6 +166,9 @@ optimizer = { learning_rate = 3e-4 }
 
 [evaluation]
 tasks = 4
+
+[profiles.check.update]                   # the whole pipeline; never a result
+steps = 2
 """
 
 STARTERS: Mapping[str, Mapping[str, str]] = {

@@ -33,7 +33,10 @@ class RunFolder:
         """
         folder = cls(root=root)
         if folder.run_json.exists():
-            raise StorageError(f"{root}: already holds a run. Continue it with `kifu resume {root}` or choose another.")
+            raise StorageError(
+                f"{root}: already holds a run. Continue it with `kifu resume {root}`, choose another folder, or remove "
+                "this one first, with everything the run recorded."
+            )
         if root.exists() and not _is_unused(root):
             raise StorageError(
                 f"{root}: exists and is not a run folder; expected a new or empty folder. Choose another."

@@ -1,6 +1,7 @@
 """Hostile, slow and broken environments come out of the guard as values of the contract or as attributed failures."""
 
 import asyncio
+import statistics
 import threading
 import time
 from collections.abc import Awaitable
@@ -9,6 +10,7 @@ from typing import Any, ClassVar
 import pytest
 
 from kifu.envs import Capabilities, Environment, Observation, Reply, Snapshot, SnapshotKind, Task, tool
+from kifu.envs.calling.boundary import Boundary
 from kifu.envs.calling.guard import GuardedEnvironment
 from kifu.envs.calling.pool import WorkerPool
 from kifu.envs.registry import ENVIRONMENTS
@@ -153,6 +155,16 @@ async def test_a_broken_reset_is_an_environment_failure_and_the_instance_is_clos
     await guard.close()
     await guard.close()
     assert Counter.closed == [0]
+
+
+async def test_what_raised_is_named_with_the_authors_file_and_line() -> None:
+    def turn_the_lamp_on() -> float:
+        return statistics.mean([])  # raises inside of the standard library
+
+    line = turn_the_lamp_on.__code__.co_firstlineno + 1
+    place = Boundary(WorkerPool(size=1), timeout_s=5.0, kill=lambda: None)
+    with pytest.raises(EnvironmentFailure, match=rf"raised StatisticsError: .* \(test_guard\.py, line {line}\)$"):
+        await place.run("the lamp", turn_the_lamp_on)
 
 
 async def test_a_factory_that_raises_leaves_nothing_to_close() -> None:

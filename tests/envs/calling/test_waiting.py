@@ -38,8 +38,9 @@ def test_what_it_raises_is_raised(inside: bool) -> None:
     async def cell() -> None:
         to_end(_raise())
 
-    with pytest.raises(KeyError, match="x"):
+    with pytest.raises(KeyError, match="x") as raised:
         asyncio.run(cell()) if inside else to_end(_raise())
+    assert raised.value.__context__ is None, "and nothing of how it was called stands in its traceback"
 
 
 def _interrupt_soon() -> None:

@@ -1,14 +1,22 @@
 """Calling foreign code from the event loop: on a thread, within a time limit, every failure attributed once."""
 
 import asyncio
+import sysconfig
 import time
+import traceback
 from collections.abc import Callable
 from inspect import isawaitable
+from pathlib import Path
 from typing import Any
 
 from kifu.envs.calling.pool import HungCall, Job, WorkerPool
 from kifu.envs.text import clip, visible
 from kifu.errors import BoundaryError, EnvironmentFailure
+
+_NOT_THE_AUTHORS = [
+    Path(__file__).parents[2],
+    *map(Path, {sysconfig.get_path("stdlib"), sysconfig.get_path("purelib")}),
+]
 
 
 class Boundary:
@@ -110,6 +118,16 @@ class Boundary:
         if isinstance(error, BoundaryError):
             return error
         text = clip(visible(str(error)), limit_bytes=1000)[0]
-        attributed = failure(f"{where} raised {type(error).__name__}: {text}")
+        attributed = failure(f"{where} raised {type(error).__name__}: {text}{_place(error)}")
         attributed.__cause__ = error
         return attributed
+
+
+def _place(error: BaseException) -> str:
+    """The last line outside of kifu and of its environment's libraries that the error came through, for its author."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_foreign(frame.filename)]
+    return f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+
+
+def _is_foreign(file: str) -> bool:
+    return not any(Path(file).is_relative_to(place) for place in _NOT_THE_AUTHORS)

@@ -18,11 +18,15 @@ def to_end(work: Coroutine[Any, Any, Value], *, stop: Callable[[], None] | None 
         work: what to run.
         stop: called on the coroutine's loop when Ctrl-C interrupts that waiting; the coroutine is cancelled when None.
     """
+    return _apart(work, stop) if _is_in_loop() else asyncio.run(work)
+
+
+def _is_in_loop() -> bool:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run(work)
-    return _apart(work, stop)
+        return False
+    return True
 
 
 def _apart(work: Coroutine[Any, Any, Value], stop: Callable[[], None] | None) -> Value:
