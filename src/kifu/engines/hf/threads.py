@@ -9,7 +9,7 @@ import ctypes
 import sys
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import TypeVar
 
 Result = TypeVar("Result")
@@ -41,7 +41,10 @@ def return_free_memory() -> None:
 
 
 def apart(work: Callable[[], Result]) -> Result:
-    """Run ``work`` on a thread of its own and wait for it; what it raises is raised here."""
+    """Run ``work`` on a thread of its own and wait for it; what it raises is raised here.
+
+    Where Ctrl-C ends the waiting, the interpreter ends after the work: a thread that computes meanwhile would abort it.
+    """
     future: Future[Result] = Future()
 
     def run() -> None:
@@ -50,7 +53,8 @@ def apart(work: Callable[[], Result]) -> Result:
         except BaseException as cause:  # handed over whatever it is
             future.set_exception(cause)
 
-    thread = threading.Thread(target=run, name="kifu-hf-compute", daemon=True)
+    thread = threading.Thread(target=run, name="kifu-hf-compute", daemon=False)
     thread.start()
+    wait([future])  # and not `join`, which takes a thread that computes for an ended one when Ctrl-C comes
     thread.join()
     return future.result()
