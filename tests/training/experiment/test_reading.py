@@ -49,6 +49,10 @@ CASES: dict[str, tuple[str, list[str]]] = {
         toml("[evaluatoin]\ntasks = 4\n"),
         ["unknown table [evaluatoin]", "did you mean `evaluation`?"],
     ),
+    "a key outside of the tables": (
+        toml("").replace("kifu = 1", "kifu = 1\nname = 'doors'"),
+        ["unknown key `name` outside of the tables"],
+    ),
     "an unknown table in a profile": (
         toml("[profiles.check.updat]\nsteps = 1\n"),
         ["[profiles.check]: unknown table [updat]", "did you mean `update`?"],

@@ -166,9 +166,10 @@ def _check_names(table: object, where: str) -> None:
     if not isinstance(table, dict):
         raise ExperimentError(f"{where}: expected a table, found {table!r}")
     known = [*LAYERS, "stages", "machine"]
-    for key in table:
+    for key, value in table.items():
         if key not in known:
-            raise ExperimentError(f"{where}: unknown table [{key}]; {nearest(key, known)}")
+            found = f"table [{key}]" if isinstance(value, dict) else f"key `{key}` outside of the tables"
+            raise ExperimentError(f"{where}: unknown {found}; {nearest(key, known)}")
 
 
 def _validate(model: type[BaseModel], data: Table, *, where: str) -> BaseModel:
