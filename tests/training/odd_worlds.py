@@ -52,3 +52,11 @@ class Brittle(KeyDoor):
         if seed % 2 and task.split == "train":
             raise RuntimeError("the room is on fire")
         return super().reset(task, seed)
+
+
+class Burnt(KeyDoor):
+    """No task can be set up."""
+
+    def reset(self, task: Task, seed: int) -> str:
+        """Break always."""
+        raise RuntimeError("the house is gone")

@@ -124,6 +124,17 @@ class TestNoSignal:
             train(loaded, out=tmp_path / "run", quiet=True)
 
 
+def test_an_evaluation_whose_attempts_break_says_so_at_once(
+    load: Load, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(FailureRateError):
+        train(load(f"environment.name='{WORLDS}:Burnt'"), out=tmp_path / "run")
+    told = capfd.readouterr().err
+    first = "evaluation/s0/t00000/g0000/m000/a0: env_error: key_door: reset raised RuntimeError: the house is gone"
+    assert "success no verdict" in told
+    assert f"ended in an error and count as nothing. First: {first} (odd_worlds.py, line " in told
+
+
 def test_a_run_whose_world_keeps_breaking_stops_and_keeps_the_record(load: Load, tmp_path: Path) -> None:
     run = tmp_path / "run"
 

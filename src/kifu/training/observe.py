@@ -138,6 +138,13 @@ class Observer:
         if len(trajectories) > summary.tasks:
             count += f" that differ, {len(trajectories)} attempts"
         self.say(f"{split}  version {version}  success {mean}{interval}  ({count}{_cuts(trajectories)})")
+        failed = [item for item in trajectories if item.outcome.infra_error]
+        if failed:
+            first, what = failed[0].id, failed[0].outcome
+            self.say(
+                f"{len(failed)} of these {len(trajectories)} attempts ended in an error and count as nothing. "
+                f"First: {first}: {what.reason}: {what.detail}"
+            )
 
     def end(self, seen: StepSeen) -> None:
         """A step is closed: one line of metrics, one of progress."""
