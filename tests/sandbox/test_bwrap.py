@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import threading
+import time
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -22,7 +23,9 @@ from kifu.sandbox import (
     open_sandbox,
     shell,
 )
+from kifu.sandbox.contract import BoxPolicy, Command
 from kifu.sandbox.ns.server import FIRST_UID
+from kifu.sandbox.tree import Tree
 from kifu.testing import check_sandbox
 
 TOP = Path(__file__).resolve().parents[2]
@@ -104,3 +107,27 @@ def test_it_keeps_the_contract_and_proves_what_it_can(program: str) -> None:
     finally:
         backend.close()
     assert [path for path in Path("/tmp").glob("kifu-box-*") if path.stat().st_uid == os.geteuid()] == []
+
+
+LEFT_BEHIND = """
+for writer in 1 2 3; do
+  setsid sh -c 'while :; do echo x; done >> written' &
+done
+until [ -s written ]; do :; done
+"""
+
+
+def test_nothing_is_written_after_a_call_has_returned(program: str) -> None:
+    """Bubblewrap ends with the command, the box's first process begins to end, and only then are all others killed."""
+    backend = BwrapBackend(program=program)
+    limits = Limits(wall_s=60, file_bytes=1 << 30)
+    box = backend.open(BoxPolicy(base=Tree(), limits=limits))
+    try:
+        for _ in range(60):
+            assert box.run(Command(argv=("/bin/sh", "-c", LEFT_BEHIND), limits=limits)).reason is Reason.EXIT
+            size = (box.path / "written").stat().st_size
+            time.sleep(0.02)
+            assert (box.path / "written").stat().st_size == size
+            (box.path / "written").unlink()
+    finally:
+        backend.close()

@@ -13,6 +13,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from kifu.errors import SandboxFailure
 from kifu.sandbox import probes
 from kifu.sandbox.contract import (
     LINK,
@@ -157,8 +158,9 @@ class BwrapBox:
             except OSError:
                 process.wait()
                 raise
-            is_ready(alive, GRACE_S)  # the end of the box's process 1, and with it of all others
+            is_ready(alive, GRACE_S)
             process.wait()
+            _wait_for_the_last(bytes(seen.report))
         code = _exit_code(bytes(seen.report))
         reason = seen.broken or (Reason.EXIT if code is not None else Reason.SETUP_FAILED)
         return Ran(
@@ -292,8 +294,32 @@ def _memory(data: bytes) -> int:
 
 
 def _exit_code(report: bytes) -> int | None:
+    return _reported(report, "exit-code")
+
+
+def _reported(report: bytes, name: str) -> int | None:
     for line in report.splitlines():
         found = json.loads(line)
-        if "exit-code" in found:
-            return int(found["exit-code"])
+        if name in found:
+            return int(found[name])
     return None
+
+
+def _wait_for_the_last(report: bytes) -> None:
+    """Wait for the end of the box's process 1, which comes after that of all others.
+
+    Its files are closed when it begins to end, and bubblewrap itself ends with the command: both can be while a process
+    that the command left behind still runs.
+    """
+    first = _reported(report, "child-pid")
+    if first is None:
+        return
+    try:
+        handle = os.pidfd_open(first)
+    except ProcessLookupError:
+        return
+    try:
+        if not is_ready(handle, GRACE_S):
+            raise SandboxFailure(f"a box did not end within {GRACE_S} s of its call; the machine may be out of memory")
+    finally:
+        os.close(handle)
