@@ -19,6 +19,8 @@ TICK_S = 0.02
 GRACE_S = 30.0
 """For the kernel to end what was killed; beyond it the machine is in trouble."""
 _PAGE = os.sysconf("SC_PAGE_SIZE")
+_UNSEEN = (FileNotFoundError, ProcessLookupError, PermissionError)
+"""A process has ended, or shows itself to nobody, which the self-test finds out. Anything else is a lack of our own."""
 
 
 @dataclass(kw_only=True)
@@ -229,6 +231,9 @@ def memory_of(pid: int, limit: int) -> int:
 
     Resident pages counts what children share with their parents once for each. When that sum is above ``limit``, the
     kernel's proportional figures decide, where they can be read.
+
+    Raises:
+        OSError: nothing can be read, e.g. for want of descriptors; then nobody knows what they hold.
     """
     below = descendants(pid)
     resident = sum(_resident(child) for child in below)
@@ -251,15 +256,15 @@ def descendants(pid: int) -> list[int]:
 
 def _children(pid: int) -> list[int]:
     found: list[int] = []
-    with suppress(OSError):
+    with suppress(*_UNSEEN):
         for task in os.listdir(f"/proc/{pid}/task"):
-            with suppress(OSError), open(f"/proc/{pid}/task/{task}/children") as listed:
+            with suppress(*_UNSEEN), open(f"/proc/{pid}/task/{task}/children") as listed:
                 found += [int(child) for child in listed.read().split()]
     return found
 
 
 def _resident(pid: int) -> int:
-    with suppress(OSError, ValueError), open(f"/proc/{pid}/statm") as statm:
+    with suppress(*_UNSEEN), open(f"/proc/{pid}/statm") as statm:
         fields = statm.read().split()
         return (int(fields[1]) - int(fields[2])) * _PAGE
     return 0
@@ -270,7 +275,7 @@ def _proportional(pid: int) -> int | None:
         with open(f"/proc/{pid}/smaps_rollup") as rollup:
             figures = {line.split(":")[0]: line.split()[1] for line in rollup if ":" in line}
         return (int(figures["Pss"]) - int(figures.get("Pss_File", "0"))) * 1024
-    except FileNotFoundError:
+    except _UNSEEN:
         return 0
     except (OSError, KeyError, ValueError, IndexError):
         return None
