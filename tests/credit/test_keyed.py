@@ -1,9 +1,12 @@
 """Relative values within a key against loops and GiGPO's printed numbers."""
 
+from difflib import SequenceMatcher
 from math import sqrt
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from kifu.credit import PopulationStd, SampleStd, Scale, Unscaled
 from kifu.credit.keyed import episode_relative, merge_similar, relative_by_key
@@ -93,3 +96,17 @@ def test_similar_keys_join_the_first_cluster_that_matches() -> None:
     assert set(merge_similar(keys, threshold=0.0)) == {keys[0]}
     with pytest.raises(ArgumentError, match="similarity"):
         merge_similar(keys, threshold=1.5)
+
+
+@given(
+    keys=st.lists(st.text(alphabet="ab ", max_size=8), max_size=8),
+    threshold=st.sampled_from([0.0, 0.3, 0.5, 0.75, 0.95, 1.0]),
+)
+@settings(deadline=None)
+def test_similar_is_what_the_whole_ratio_says(keys: list[str], threshold: float) -> None:
+    clusters: list[str] = []
+    for key, found in zip(keys, merge_similar(keys, threshold=threshold), strict=True):
+        ratios = [SequenceMatcher(None, key, first).ratio() for first in clusters]
+        joined = [first for first, ratio in zip(clusters, ratios, strict=True) if first == key or ratio >= threshold]
+        clusters += [] if joined else [key]
+        assert found == (key if key in clusters else joined[0])

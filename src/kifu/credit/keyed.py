@@ -84,8 +84,13 @@ def merge_similar(keys: Sequence[str], *, threshold: float) -> tuple[str, ...]:
     for key in keys:
         if key in firsts:
             continue
-        similar = (first for first in clusters if SequenceMatcher(None, key, first).ratio() >= threshold)
-        firsts[key] = next(similar, key)
+        firsts[key] = next((first for first in clusters if _are_similar(key, first, threshold)), key)
         if firsts[key] == key:
             clusters.append(key)
     return tuple(firsts[key] for key in keys)
+
+
+def _are_similar(key: str, first: str, threshold: float) -> bool:
+    found = SequenceMatcher(None, key, first)
+    # Two upper bounds of the ratio first: they cost a fraction of it, and most pairs of states are strangers.
+    return all(bound() >= threshold for bound in (found.real_quick_ratio, found.quick_ratio, found.ratio))
