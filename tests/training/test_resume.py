@@ -167,21 +167,32 @@ def test_a_run_killed_at_every_point_and_at_random_ends_the_same(tmp_path: Path)
     )
 
 
-def test_a_language_models_run_ends_the_same(tmp_path: Path) -> None:
-    overrides = [
+def language_model(name: str) -> list[str]:
+    return [
         f"environment.name='{HERE / 'slow_world.py'}:SlowKeyDoorText'",
         "environment.on_truncation=terminal",
-        "policy.model=tiny",
+        f"policy.model={name}",
         "update.steps=4",
         "update.group_size=3",
-        "machine.sampler_dtype=float32",
-        "machine.trainer_dtype=float32",
         *SMALL[2:],
         "update.prompts_per_step=2",
         "evaluation.tasks=2",
     ]
+
+
+def test_a_language_models_run_ends_the_same(tmp_path: Path) -> None:
+    exact = ["machine.sampler_dtype=float32", "machine.trainer_dtype=float32"]
     points = {"wal.after_fsync": 9, "plan.after_line": 3, "version.after_rename": 3, "checkpoint.before_rename": 1}
-    check_resume(tmp_path, recipe="key_door_text.toml", overrides=overrides, points=points, kills=1)
+    recipe, overrides = "key_door_text.toml", [*language_model("tiny"), *exact]
+    check_resume(tmp_path, recipe=recipe, overrides=overrides, points=points, kills=1)
+
+
+@pytest.mark.slow
+def test_a_run_of_the_real_model_ends_the_same(tmp_path: Path) -> None:
+    """In the precision that the machine would take."""
+    points = {"wal.after_fsync": 9, "plan.after_line": 2, "version.after_rename": 2, "checkpoint.before_rename": 1}
+    overrides = [*language_model("smollm2-135m"), "update.group_size=4"]
+    check_resume(tmp_path, recipe="key_door_text.toml", overrides=overrides, points=points, kills=4)
 
 
 def test_a_run_with_a_warm_start_ends_the_same(tmp_path: Path) -> None:
