@@ -259,6 +259,21 @@ def test_attempts_the_collector_cut_are_told_beside_the_figure(kifu: Kifu, exper
     assert "of 2 attempts were cut by the collector (turn_limit " in kifu("eval", out, "--tasks", 2).stdout
 
 
+def test_a_run_without_an_informative_group_says_that_no_weight_changed(
+    kifu: Kifu, experiment: Write, tmp_path: Path
+) -> None:
+    """One turn opens no door, so all attempts of a group are paid alike and there is nothing to compare."""
+    path = experiment("collector_limits = { turns = 12 }", "collector_limits = { turns = 1 }")
+    plain, grouped = tmp_path / "plain", tmp_path / "grouped"
+    compared = ["credit={ algorithm = 'grpo' }", "update.group_size=4", "environment.on_truncation=terminal"]
+    chosen = [word for override in compared for word in ("--set", override)]
+    trained = kifu("train", path, "--profile", "check", "--out", grouped, *chosen)
+    assert trained.exit_code == 0, trained.stderr
+    assert "version 0)  no update changed a weight" in trained.stdout
+    assert [path.name for path in (grouped / "weights").glob("v0*")] == ["v00000.full.zst"]
+    assert "no update" not in kifu("train", path, "--profile", "check", "--out", plain).stdout
+
+
 def test_a_run_of_which_only_the_end_was_measured_has_no_before(kifu: Kifu, experiment: Write, tmp_path: Path) -> None:
     """Resuming a finished run measures its last version alone."""
     out = tmp_path / "run"

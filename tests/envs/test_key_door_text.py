@@ -132,8 +132,8 @@ def test_a_seed_of_another_split_is_refused() -> None:
         next(iter(KeyDoorText.tasks("heldout", 5_000_000)))
 
 
-def test_noisy_demonstrations_are_mixed_and_always_well_formed() -> None:
-    """With noise 0.6 some traces fail and some succeed, which is what a warm start before RL needs."""
+def test_noisy_demonstrations_give_up_or_succeed_and_are_always_well_formed() -> None:
+    """A share of noise fails and the rest succeeds, which is what a warm start before RL needs."""
     earned = []
     for task in islice(KeyDoorText.tasks("demonstration", 10_000_000), 200):
         world = KeyDoorText()
@@ -143,7 +143,7 @@ def test_noisy_demonstrations_are_mixed_and_always_well_formed() -> None:
             world.step(call)
         earned.append(world.verify().reward)
         assert world.verify().invalid_actions == 0
-    assert 0.1 < sum(map(float, earned)) / 200 < 0.6  # type: ignore[arg-type]
+    assert abs(sum(map(float, earned)) / 200 - 0.4) < 3 * (0.6 * 0.4 / 200) ** 0.5  # type: ignore[arg-type]
 
 
 def test_a_task_without_a_room_is_refused_with_what_to_do() -> None:

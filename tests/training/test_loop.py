@@ -396,3 +396,23 @@ class TestImpossible:
                 out=tmp_path / "run",
                 quiet=True,
             )
+
+    @pytest.mark.parametrize("method", ["grpo", "rloo", "gigpo", "reinforce", "dapo", "rft"])
+    def test_a_cut_is_not_worth_what_an_untrained_critic_says(self, load: Load, tmp_path: Path, method: str) -> None:
+        refused = "environment.on_truncation = `bootstrap` takes V"
+        chosen = (f"credit={{ algorithm = '{method}' }}", *GROUPS[2:])
+        with pytest.raises(ExperimentError, match=refused) as raised:
+            train(load(*chosen, "environment.on_truncation=bootstrap"), out=tmp_path / "run", quiet=True)
+        assert f"`{method}` trains none" in str(raised.value)
+        assert not (tmp_path / "run").exists()
+        for treatment in ("exclude", "terminal"):
+            prepare(load(*chosen, f"environment.on_truncation={treatment}"))
+
+    @pytest.mark.parametrize("method", ["actor_critic", "ppo"])
+    def test_a_cut_is_bootstrapped_where_a_critic_learns_or_no_reward_is_read(self, load: Load, method: str) -> None:
+        warm = (
+            "update.warm_start={ type = 'demonstrations', steps = 1, traces_per_step = 2, noise = 0.0, "
+            "optimizer = { type = 'adamw', learning_rate = 0.01 } }"
+        )
+        found = prepare(load(f"credit={{ algorithm = '{method}' }}", warm, "environment.on_truncation=bootstrap"))
+        assert [stage.method for stage in found.stages] == ["sft", method]

@@ -122,7 +122,7 @@ class Environment:
         Args:
             task: the task, hidden answers included.
             seed: of the reset it is meant for; also of the noise.
-            noise: probability that a step is a random sensible call instead of the expert's.
+            noise: probability of leaving the expert's way, in a step or in the whole attempt; 0 is the expert.
         """
         raise NotImplementedError(f"{cls.__name__} has no demonstrator; define demonstrate()")
 

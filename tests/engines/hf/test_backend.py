@@ -23,6 +23,7 @@ from kifu.engines.hf import HfSampler, build, load_model
 from kifu.engines.hf.attention import Feed, Layout
 from kifu.engines.hf.backend import choose_backend, is_reproducible
 from kifu.engines.hf.kept import Kept
+from kifu.engines.hf.rows import Rows
 from kifu.errors import ModelError, UsageError
 from kifu.models import ModelFolder
 from kifu.policy import Engine, EngineSpec, Machine
@@ -154,13 +155,15 @@ def test_states_do_not_depend_on_pieces_neighbours_or_slots(tiny_model: ModelFol
     assert is_reproducible(backend, 600, num_slots=12)
 
 
-def test_a_round_has_a_multiple_of_eight_rows(tiny_model: ModelFolder) -> None:
+@pytest.mark.parametrize(("least", "rows"), [(8, 8), (40, 40)])
+def test_a_forward_has_a_multiple_of_eight_rows_and_at_least_so_many(least: int, rows: int) -> None:
     """Padding rows stay outside every context."""
     kept = Kept(num_slots=4, capacity=200, dtype=torch.float32, device=torch.device("cpu"))
 
-    layout = Layout([Feed(slot=1, start=126, token_ids=(7, 8, 9)), Feed(slot=3, start=0, token_ids=(5,))], kept)
+    feeds = [Feed(slot=1, start=126, token_ids=(7, 8, 9)), Feed(slot=3, start=0, token_ids=(5,))]
+    layout = Layout(feeds, kept, Rows(least=least, most=64))
 
-    assert layout.input_ids.shape == (1, 8)
+    assert layout.input_ids.shape == (1, rows)
     assert layout.num_rows == 4
     assert layout.positions.tolist() == [126, 127, 128, 0]
     assert sorted(bucket.visible for bucket in layout.buckets) == [128, 256]

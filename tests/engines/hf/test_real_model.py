@@ -9,11 +9,14 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
-from kifu.engines.hf import build
+from kifu.engines.hf import build, load_model
+from kifu.engines.hf.attention import Feed
+from kifu.engines.hf.backend import choose_backend
 from kifu.models import ModelFolder
 from kifu.policy import EngineSpec, Machine, Request, ScoreRequest
 from kifu.records import Sampling, as_ints
 
+SIZES = (1, 5, 40, 140, 399)
 TEXTS = (
     "<|im_start|>user\nName three rivers of Europe.<|im_end|>\n<|im_start|>assistant\n",
     "<|im_start|>user\nWrite a short poem about a key and a door.<|im_end|>\n<|im_start|>assistant\n",
@@ -62,3 +65,22 @@ async def test_bfloat16_logprobs_stay_in_the_documented_band(
         f"\nbfloat16 against float32, {error.size} tokens, nats: { {k: round(float(v), 4) for k, v in found.items()} }"
     )
     assert all(found[name] <= limit for name, limit in BAND.items())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_states_of_the_real_model_do_not_depend_on_neighbours(smollm2: ModelFolder, dtype: str) -> None:
+    """300 tokens in random pieces among random neighbours, bit for bit as alone: wide layers change kernels."""
+    model = load_model(str(smollm2.path), dtype=dtype, device="cpu")
+    backend = choose_backend(model, num_slots=12, capacity=400)
+    random = np.random.default_rng(7)
+    ids = tuple(int(token) for token in random.integers(0, model.vocabulary, 300))
+    alone = backend.forward([Feed(slot=0, start=0, token_ids=ids)])
+    start = 0
+    while start < len(ids):
+        length = int(min(len(ids) - start, random.choice([1, 1, 2, 3, 7, 30, 90])))
+        feeds = [Feed(slot=3, start=start, token_ids=ids[start : start + length])]
+        for other in random.choice([4, 5, 6, 8, 9, 11], int(random.integers(0, 5)), replace=False):
+            feeds.append(Feed(slot=int(other), start=0, token_ids=ids[:1] * int(random.choice(SIZES))))
+        assert torch.equal(backend.forward(feeds)[:length], alone[start : start + length])
+        start += length

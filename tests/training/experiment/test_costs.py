@@ -88,7 +88,8 @@ def test_a_cost_that_cannot_be_meant_is_refused_by_its_field(sets: str, says: st
 def test_a_cost_as_reward_is_refused_where_a_method_would_not_see_it(method: str, where: str, refused: bool) -> None:
     sets = f"credit={{ algorithm = '{method}', gamma = 1.0, costs = {{ turns = {where} }} }}"
     if not refused:
-        assert len(prepared(sets, "update.group_size=4").rules.charges) == 1
+        cut = "environment.on_truncation=terminal"
+        assert len(prepared(sets, "update.group_size=4", cut).rules.charges) == 1
         return
     with pytest.raises(ExperimentError, match=rf"credit\.costs\.turns: where = \"reward\", and `{method}`"):
         prepared(sets, "update.group_size=4")

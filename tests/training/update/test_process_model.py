@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -258,10 +259,12 @@ class TestStyle:
         return asyncio.run(run_rollout(setting, writer=script, key=key, task=task))
 
     def courses(self, prepared: Prepared) -> list[tuple[Trajectory, Trajectory]]:
-        """Right and wrong courses of eight tasks, each in both wordings."""
+        """Right courses and muddled ones of eight tasks, each in both wordings."""
         found = []
         for task in islice(CalcTools.tasks("train", 0), 8):
-            calls = CalcTools.demonstrate(task, seed=1, noise=0.6 if task.seed % 2 else 0.0)
+            calls = CalcTools.demonstrate(task)
+            if task.seed % 2:
+                calls = tuple(random.Random(task.seed).choices(calls[:3], k=5))
             found.append((self.act(prepared, task, calls, wordy=False), self.act(prepared, task, calls, wordy=True)))
         return found
 

@@ -72,6 +72,7 @@ def _load(spec: EngineSpec) -> Engine:
             "trainer_dtype": machine.trainer_dtype,
             "device": machine.device,
             "sampling": sampler.backend,
+            "rows": sampler.rows,
             "tree_exact": str(trainer.tree_exact).lower(),
         },
     )

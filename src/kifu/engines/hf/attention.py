@@ -8,7 +8,8 @@ query heads, ``K`` key-value heads, ``Q`` query rows per key-value head, ``M`` v
 
 A row's numbers depend on its own context only. Matrix kernels split a sum by its length, so the number of visible keys
 follows from the row's own position (the next multiple of `STRETCH`) and never from its neighbours; they treat few rows
-differently from many, so no kernel is given fewer than `LEAST_QUERIES`. A chunk that crosses a multiple is cut there.
+differently from many, so no kernel is given fewer than `LEAST_QUERIES`, and a forward has as many rows as were measured
+to make no difference (`kifu.engines.hf.rows`). A chunk that crosses a multiple is cut there.
 """
 
 import math
@@ -21,10 +22,9 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from kifu.engines.hf.kept import Kept
+from kifu.engines.hf.rows import Rows
 
 NAME = "kifu_rows"
-ROW_MULTIPLE = 8
-"""Forwards have a multiple of this many token rows."""
 LEAST_QUERIES = 4
 """Query rows per key-value head a piece is padded to at least."""
 STRETCH = 128
@@ -113,11 +113,11 @@ class _Bucket:
 class Layout:
     """Which context and position every token row of one forward belongs to."""
 
-    def __init__(self, feeds: Sequence[Feed], kept: Kept) -> None:
+    def __init__(self, feeds: Sequence[Feed], kept: Kept, rows: Rows) -> None:
         device = kept.device
         self.kept = kept
         self.num_rows = sum(len(feed.token_ids) for feed in feeds)
-        padding = -self.num_rows % ROW_MULTIPLE
+        padding = rows.padding(self.num_rows)
         lengths = [len(feed.token_ids) for feed in feeds]
         positions = np.concatenate([np.arange(feed.start, feed.start + len(feed.token_ids)) for feed in feeds])
         ids = np.concatenate([np.asarray(feed.token_ids, dtype=np.int64) for feed in feeds])

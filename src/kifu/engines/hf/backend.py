@@ -3,7 +3,7 @@
 Axes: ``R`` token rows fed in one call, ``D`` hidden size.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -13,7 +13,11 @@ from torch import Tensor
 from kifu.engines.hf.attention import NAME, Feed, Layout, UnsupportedAttentionError
 from kifu.engines.hf.kept import Kept
 from kifu.engines.hf.loading import CausalModel
+from kifu.engines.hf.rows import Rows, measure_rows
 
+ROW_SIZES = (8, 16, 32, 40, 64, 96, 128, 192, 256)
+"""Token rows of a forward that are tried for the same bits."""
+ANY_ROWS = Rows(least=ROW_SIZES[0], most=ROW_SIZES[-1])
 AGREEMENT = {torch.float32: 1e-3, torch.bfloat16: 1e-1}
 """Largest relative distance between hidden states from kept keys and from the model's own attention."""
 
@@ -22,6 +26,11 @@ class Backend(Protocol):
     """Hidden states of fed tokens; remembers what each slot was fed."""
 
     name: str
+
+    @property
+    def rows(self) -> Rows | None:
+        """How many token rows a forward may have; None where a forward holds one whole context."""
+        ...
 
     def forward(self, feeds: Sequence[Feed]) -> Tensor:
         """``[R, D]`` hidden states, feed after feed."""
@@ -40,10 +49,31 @@ class KeptBackend:
     def __init__(self, model: CausalModel, kept: Kept) -> None:
         self._model = model
         self._kept = kept
+        self.rows: Rows = ANY_ROWS
+
+    def measure(self) -> None:
+        """Find how many rows a forward may have, so that a row's numbers do not depend on it."""
+        ids = _probe(self._model.vocabulary, ROW_SIZES[-1])
+        room = self._kept.num_slots * self._kept.capacity
+        sizes = [size for size in ROW_SIZES if size <= room] or [ROW_SIZES[0]]
+        self.rows = ANY_ROWS
+        self.rows = measure_rows(lambda size: self._first_rows(ids[:size]), sizes)
+
+    def _first_rows(self, ids: tuple[int, ...]) -> Tensor:
+        """States of the first few tokens, in one forward with the others."""
+        capacity = self._kept.capacity
+        feeds = [
+            Feed(slot=slot, start=0, token_ids=ids[start : start + capacity])
+            for slot, start in enumerate(range(0, len(ids), capacity))
+        ]
+        return self.forward(feeds)[: ROW_SIZES[0]]
 
     def forward(self, feeds: Sequence[Feed]) -> Tensor:
         """``[R, D]`` hidden states, feed after feed."""
-        layout = Layout(feeds, self._kept)
+        return torch.cat([self._forward(part) for part in _parts(feeds, self.rows.most)])
+
+    def _forward(self, feeds: Sequence[Feed]) -> Tensor:
+        layout = Layout(feeds, self._kept, self.rows)
         with torch.inference_mode():
             hidden = self._model.hidden(layout.input_ids, position_ids=layout.position_ids, layout=layout)
         return hidden[0, : layout.num_rows]
@@ -57,6 +87,7 @@ class RecomputingBackend:
     """For models whose attention is not understood: each context alone, from its first token, every time."""
 
     name = "whole contexts recomputed"
+    rows: Rows | None = None
 
     def __init__(self, model: CausalModel) -> None:
         self._model = model
@@ -98,9 +129,26 @@ def choose_backend(model: CausalModel, *, num_slots: int, capacity: int) -> Back
         return RecomputingBackend(model)
     found = torch.cat([first, second]).float()
     if bool((found - wanted).norm() <= AGREEMENT[model.head.dtype] * wanted.norm()):
+        backend.measure()
         return backend
     model.whole.set_attn_implementation(original)
     return RecomputingBackend(model)
+
+
+def _parts(feeds: Sequence[Feed], most: int) -> Iterator[list[Feed]]:
+    """The feeds in their order, cut into forwards of at most so many rows."""
+    part, room = list[Feed](), most
+    for feed in feeds:
+        done = 0
+        while done < len(feed.token_ids):
+            taken = feed.token_ids[done : done + room]
+            part.append(Feed(slot=feed.slot, start=feed.start + done, token_ids=taken))
+            done, room = done + len(taken), room - len(taken)
+            if room == 0:
+                yield part
+                part, room = [], most
+    if part:
+        yield part
 
 
 def _share(model: CausalModel) -> int:
@@ -116,10 +164,12 @@ def is_reproducible(backend: Backend, vocabulary: int, *, num_slots: int) -> boo
     if num_slots < 4:
         again = [backend.forward([Feed(slot=0, start=at, token_ids=ids[at : at + 9])]) for at in range(0, 45, 9)]
         return torch.equal(torch.cat(again), alone)
-    found, start = [], 0
+    found, start, many = [], 0, _probe(vocabulary, 90)
     for step, length in enumerate((20, 1, 1, 5, 18)):
         others = [Feed(slot=1, start=0, token_ids=_probe(vocabulary, 7 + 11 * step)[1:])]
-        others += [Feed(slot=3, start=step, token_ids=ids[-1:])] if step % 2 else []
+        others += (
+            [Feed(slot=3, start=step, token_ids=ids[-1:])] if step % 2 else [Feed(slot=3, start=0, token_ids=many)]
+        )
         feeds = [Feed(slot=2, start=start, token_ids=ids[start : start + length]), *others]
         found.append(backend.forward(feeds)[:length])
         start += length

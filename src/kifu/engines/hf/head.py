@@ -10,13 +10,15 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from kifu.engines.hf.attention import ROW_MULTIPLE
+from kifu.engines.hf.rows import measure_rows
 from kifu.records import Ints
 
 FEW = 256
 """Candidates up to which a row's logits are computed one by one."""
 ROWS_AT_ONCE = 64
 """Rows whose whole logits exist at one time."""
+ROW_SIZES = (8, 16, 32, ROWS_AT_ONCE)
+"""Numbers of rows that are tried for the same bits."""
 
 Logits = npt.NDArray[np.float32]
 
@@ -27,6 +29,10 @@ class Head:
     def __init__(self, weight_VD: Tensor) -> None:
         self._weight_VD = weight_VD
         self.refresh()
+        size = int(weight_VD.shape[1])
+        probe_ND = torch.from_numpy(np.random.Generator(np.random.PCG64(size)).standard_normal((ROWS_AT_ONCE, size)))
+        probe_ND = probe_ND.float().to(weight_VD.device)
+        self._rows = measure_rows(lambda count: self._product(probe_ND[:count])[: ROW_SIZES[0]], ROW_SIZES)
 
     @property
     def vocabulary(self) -> int:
@@ -44,8 +50,8 @@ class Head:
         for at, logits in zip(few, self._few([hidden[at] for at in few], [candidates[at] for at in few]), strict=True):
             found[at] = logits
         rest = [at for at in range(len(hidden)) if found[at] is None]
-        for start in range(0, len(rest), ROWS_AT_ONCE):
-            chosen = rest[start : start + ROWS_AT_ONCE]
+        for start in range(0, len(rest), self._rows.most):
+            chosen = rest[start : start + self._rows.most]
             whole_NV = self._whole(torch.stack([hidden[at] for at in chosen]))
             for at, logits_V in zip(chosen, whole_NV, strict=True):
                 ids = candidates[at]
@@ -67,6 +73,10 @@ class Head:
     def _whole(self, hidden_ND: Tensor) -> Logits:
         count = hidden_ND.shape[0]
         with torch.inference_mode():
-            padded_ND = nn.functional.pad(hidden_ND.float(), (0, 0, 0, -count % ROW_MULTIPLE))
-            found: Logits = nn.functional.linear(padded_ND, self._wide_VD)[:count].cpu().numpy()
+            padded_ND = nn.functional.pad(hidden_ND.float(), (0, 0, 0, self._rows.padding(count)))
+            found: Logits = self._product(padded_ND)[:count].cpu().numpy()
         return found
+
+    def _product(self, hidden_ND: Tensor) -> Tensor:
+        with torch.inference_mode():
+            return nn.functional.linear(hidden_ND, self._wide_VD)

@@ -47,6 +47,7 @@ class HfSampler:
         self._tokenizer: Tokenizer | None = None
         backend = choose_backend(model, num_slots=machine.max_slots, capacity=max_context)
         self.backend = backend.name
+        self.rows = "one context" if backend.rows is None else f"{backend.rows.least} to {backend.rows.most}"
         self.reproducible = is_reproducible(backend, model.vocabulary, num_slots=machine.max_slots)
         device = model.device.type
         self._worker = Worker(

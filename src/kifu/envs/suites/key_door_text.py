@@ -183,19 +183,19 @@ class KeyDoorText(Environment):
 
     @classmethod
     def demonstrate(cls, task: Task, *, seed: int = 0, noise: float = 0.0) -> tuple[ToolCall | str, ...]:
-        """Inspect, take the key it names, open, finish; with noise, a step is any verb, any key."""
+        """Inspect, take the key it names, open, finish; with noise, it takes any key and finishes.
+
+        Where noise is likely, an imitator's greedy play fails every time and its samples succeed at times: greedy play
+        has all to learn, and reinforcement something to begin with.
+        """
         rng = random.Random(f"key_door_text/{task.id}/{seed}")
         world = cls()
         world.reset(task, seed)
-        calls: list[ToolCall | str] = []
-        knows = False
-        while world.room.stop is None:
-            call = _expert(world.room, knows)
-            if rng.random() < noise:
-                call = _stray(world.room, rng)
-            knows = knows or call.name == "inspect"
-            calls.append(call)
-            world.step(call)
+        inspect = ToolCall(name="inspect", arguments={"object": world.room.container})
+        pickup = ToolCall(name="pickup", arguments={"color": world.room.fits})
+        calls = [inspect, pickup, ToolCall(name="open_door"), ToolCall(name="finish")]
+        if rng.random() < noise:
+            calls = [ToolCall(name="pickup", arguments={"color": rng.choice(world.room.keys)}), calls[-1]]
         return tuple(calls)
 
 
@@ -209,26 +209,3 @@ def _task(split: str, seed: int) -> Task:
         if in_share(split, f"{container}/{','.join(keys)}/{fits}"):
             data: dict[str, Json] = {"container": container, "keys": [*keys], "fits": fits}
             return Task(id=f"key_door_text/{seed}", seed=seed, family=container, split=split, data=data)
-
-
-def _expert(room: _Room, knows: bool) -> ToolCall:
-    if room.opened:
-        return ToolCall(name="finish")
-    if not knows:
-        return ToolCall(name="inspect", arguments={"object": room.container})
-    if room.held != room.fits:
-        return ToolCall(name="pickup", arguments={"color": room.fits})
-    return ToolCall(name="open_door")
-
-
-def _stray(room: _Room, rng: random.Random) -> ToolCall:
-    """Each of the four verbs with equal probability."""
-    key = rng.choice(room.keys)
-    return rng.choice(
-        [
-            ToolCall(name="inspect", arguments={"object": room.container}),
-            ToolCall(name="pickup", arguments={"color": key}),
-            ToolCall(name="open_door"),
-            ToolCall(name="finish"),
-        ]
-    )

@@ -349,3 +349,8 @@ def _check_policy(stage: Stage, experiment: Experiment) -> None:
             "environment.on_truncation = `bootstrap` needs V(h_T), and this policy has no critic; "
             "use `exclude` or `terminal`"
         )
+    if experiment.environment.on_truncation == "bootstrap" and not (plan.needs_value or plan.demonstrations):
+        raise ExperimentError(
+            f"environment.on_truncation = `bootstrap` takes V(h_T) from the critic, and credit.algorithm = `{name}` "
+            "trains none: cut attempts would be paid what an untrained network says; use `exclude` or `terminal`"
+        )
