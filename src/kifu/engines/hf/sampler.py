@@ -6,6 +6,7 @@ from concurrent.futures import Future
 from itertools import count
 from pathlib import Path
 
+import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
@@ -45,6 +46,7 @@ class HfSampler:
         self._base = base
         self._adapter_scale = adapter_scale
         self._tokenizer: Tokenizer | None = None
+        torch.set_num_threads(machine.threads)  # kernels are measured with as many as the worker has
         backend = choose_backend(model, num_slots=machine.max_slots, capacity=max_context)
         self.backend = backend.name
         self.rows = "one context" if backend.rows is None else f"{backend.rows.least} to {backend.rows.most}"

@@ -52,6 +52,7 @@ class Stats:
     evictions: int
     """Contexts whose slot was taken while somebody still owned it."""
     forwards: int
+    """Rounds; one of more rows than a forward may have takes several."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
