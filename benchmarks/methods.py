@@ -130,7 +130,7 @@ class Job:
             f"update.steps={self.steps}",
             "machine.threads=1",
         ]
-        if not algorithm.plan.needs_value and not algorithm.plan.demonstrations:
+        if not algorithm.plan.needs_value:
             found.append('environment.on_truncation="terminal"')  # no critic is trained; no attempt is cut here
         if self.world == "corridor":
             found += ["environment.task_limits.turns=12", "evaluation.tasks=64"]

@@ -283,8 +283,9 @@ class TestRefused:
 
     @pytest.mark.parametrize("method", METHODS)
     def test_a_policy_that_reads_symbols(self, method: str, load: Load) -> None:
+        terminal = "environment.on_truncation=terminal"
         with pytest.raises(ExperimentError, match="engine `recurrent` reads symbols; use engine = `hf`"):
-            prepare(load(f"credit={{ algorithm = '{method}' }}", "update.group_size=2"))
+            prepare(load(f"credit={{ algorithm = '{method}' }}", "update.group_size=2", terminal))
 
     def test_a_template_without_its_place(self) -> None:
         with pytest.raises(ArgumentError, match=r"holds \{answer\} once, found 'so'"):

@@ -403,10 +403,14 @@ class TestImpossible:
         chosen = (f"credit={{ algorithm = '{method}' }}", *GROUPS[2:])
         with pytest.raises(ExperimentError, match=refused) as raised:
             train(load(*chosen, "environment.on_truncation=bootstrap"), out=tmp_path / "run", quiet=True)
-        assert f"`{method}` trains none" in str(raised.value)
+        assert f"`{method}` trains none here" in str(raised.value)
         assert not (tmp_path / "run").exists()
         for treatment in ("exclude", "terminal"):
             prepare(load(*chosen, f"environment.on_truncation={treatment}"))
+
+    def test_a_critic_without_a_coefficient_learns_nothing(self, load: Load) -> None:
+        with pytest.raises(ExperimentError, match="`ppo` trains none here"):
+            prepare(load("credit={ algorithm = 'ppo', options = { value_coefficient = 0.0 } }"))
 
     @pytest.mark.parametrize("method", ["actor_critic", "ppo"])
     def test_a_cut_is_bootstrapped_where_a_critic_learns_or_no_reward_is_read(self, load: Load, method: str) -> None:

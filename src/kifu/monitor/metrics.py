@@ -42,7 +42,7 @@ METRICS: Mapping[str, str] = {
     "positions_refed": "of those, positions computed again after an eviction",
     "positions_reused": "token positions kept from an earlier turn or from the group's prompt, not forwarded again",
     "evictions": "contexts whose kept state was given to another one while their rollout went on",
-    "forwards": "forwards of the sampler",
+    "forwards": "rounds of the sampler; one of more token rows than a forward may have takes several forwards",
     "grad_norm": "norm of the gradient before clipping",
     "learning_rate": "learning rate of the step",
     "applied": "whether the optimizer step was applied",

@@ -40,8 +40,8 @@ def test_the_protocol_declares_what_is_paid_and_nothing_else(load: Load) -> None
 
 
 def test_a_method_that_reads_components_has_them_declared_too(load: Load) -> None:
-    grouped = "update.group_size=2"
-    one = prepare(load("credit={ algorithm = 'tara', options = { component = 'clue' } }", grouped))
-    every = prepare(load("credit={ algorithm = 'tara' }", grouped))
+    grouped = ("update.group_size=2", "environment.on_truncation=terminal")
+    one = prepare(load("credit={ algorithm = 'tara', options = { component = 'clue' } }", *grouped))
+    every = prepare(load("credit={ algorithm = 'tara' }", *grouped))
     assert list(one.protocol.tables["credit"]["declarations"]) == ["clue"]
     assert set(every.protocol.tables["credit"]["declarations"]) == {"clue", "right_key", "door_open", "looked"}

@@ -13,11 +13,10 @@ from torch import Tensor
 from kifu.engines.hf.attention import NAME, Feed, Layout, UnsupportedAttentionError
 from kifu.engines.hf.kept import Kept
 from kifu.engines.hf.loading import CausalModel
-from kifu.engines.hf.rows import Rows, measure_rows
+from kifu.engines.hf.rows import ALL, SIZES, Rows, measure_rows, products_of
 
-ROW_SIZES = (8, 16, 32, 40, 64, 96, 128, 192, 256)
-"""Token rows of a forward that are tried for the same bits."""
-ANY_ROWS = Rows(least=ROW_SIZES[0], most=ROW_SIZES[-1])
+MOVING_ROPE = frozenset({"longrope", "dynamic"})
+"""Rotations that follow from the longest context of a forward, so that no context may share one."""
 AGREEMENT = {torch.float32: 1e-3, torch.bfloat16: 1e-1}
 """Largest relative distance between hidden states from kept keys and from the model's own attention."""
 
@@ -49,24 +48,7 @@ class KeptBackend:
     def __init__(self, model: CausalModel, kept: Kept) -> None:
         self._model = model
         self._kept = kept
-        self.rows: Rows = ANY_ROWS
-
-    def measure(self) -> None:
-        """Find how many rows a forward may have, so that a row's numbers do not depend on it."""
-        ids = _probe(self._model.vocabulary, ROW_SIZES[-1])
-        room = self._kept.num_slots * self._kept.capacity
-        sizes = [size for size in ROW_SIZES if size <= room] or [ROW_SIZES[0]]
-        self.rows = ANY_ROWS
-        self.rows = measure_rows(lambda size: self._first_rows(ids[:size]), sizes)
-
-    def _first_rows(self, ids: tuple[int, ...]) -> Tensor:
-        """States of the first few tokens, in one forward with the others."""
-        capacity = self._kept.capacity
-        feeds = [
-            Feed(slot=slot, start=0, token_ids=ids[start : start + capacity])
-            for slot, start in enumerate(range(0, len(ids), capacity))
-        ]
-        return self.forward(feeds)[: ROW_SIZES[0]]
+        self.rows: Rows = ALL
 
     def forward(self, feeds: Sequence[Feed]) -> Tensor:
         """``[R, D]`` hidden states, feed after feed."""
@@ -113,7 +95,9 @@ class RecomputingBackend:
 def choose_backend(model: CausalModel, *, num_slots: int, capacity: int) -> Backend:
     """Keep keys and values where that gives the hidden states of the model's own attention, else recompute."""
     original = model.whole.config._attn_implementation
-    ids = _probe(model.vocabulary, 40)
+    if _moving_rope(model):
+        return RecomputingBackend(model)
+    ids = _probe(model.vocabulary, min(40, capacity))
     with torch.inference_mode():
         wanted = model.hidden(torch.tensor(ids, device=model.device)[None])[0].float()
     kept = Kept(
@@ -122,14 +106,17 @@ def choose_backend(model: CausalModel, *, num_slots: int, capacity: int) -> Back
     backend = KeptBackend(model, kept)
     try:
         model.whole.set_attn_implementation(NAME)
-        first = backend.forward([Feed(slot=0, start=0, token_ids=ids[:30])])
-        second = backend.forward([Feed(slot=0, start=30, token_ids=ids[30:])])
+        cut = len(ids) * 3 // 4
+        parts = [(0, ids[:cut]), (cut, ids[cut:])]
+        states = [backend.forward([Feed(slot=0, start=start, token_ids=part)]) for start, part in parts if part]
     except (UnsupportedAttentionError, ValueError, TypeError, AttributeError, RuntimeError):
         model.whole.set_attn_implementation(original)
         return RecomputingBackend(model)
-    found = torch.cat([first, second]).float()
+    found = torch.cat(states).float()
     if bool((found - wanted).norm() <= AGREEMENT[model.head.dtype] * wanted.norm()):
-        backend.measure()
+        backend.rows = measure_rows(products_of(model.whole, leave=[model.head]), SIZES)
+        if not is_reproducible(backend, model.vocabulary, num_slots=num_slots, capacity=capacity):
+            backend.rows = ALL  # padding and cutting would cost time for nothing
         return backend
     model.whole.set_attn_implementation(original)
     return RecomputingBackend(model)
@@ -151,28 +138,40 @@ def _parts(feeds: Sequence[Feed], most: int) -> Iterator[list[Feed]]:
         yield part
 
 
+def _moving_rope(model: CausalModel) -> bool:
+    for name in ("rope_parameters", "rope_scaling"):
+        found = getattr(model.whole.config, name, None)
+        if isinstance(found, dict):
+            tables = [found, *(each for each in found.values() if isinstance(each, dict))]
+            if any({table.get("rope_type"), table.get("type")} & MOVING_ROPE for table in tables):
+                return True
+    return False
+
+
 def _share(model: CausalModel) -> int:
     """Query heads per key-value head; 1 where the configuration does not say."""
     heads, groups = (getattr(model.whole.config, f"num_{kind}_heads", None) for kind in ("attention", "key_value"))
     return heads // groups if isinstance(heads, int) and isinstance(groups, int) and groups > 0 else 1
 
 
-def is_reproducible(backend: Backend, vocabulary: int, *, num_slots: int) -> bool:
+def is_reproducible(backend: Backend, vocabulary: int, *, num_slots: int, capacity: int) -> bool:
     """Whether a context's hidden states are bit for bit the same alone, in pieces, among others, in another slot."""
-    ids = _probe(vocabulary, 45)
+    ids = _probe(vocabulary, min(45, capacity))
     alone = backend.forward([Feed(slot=0, start=0, token_ids=ids)])
-    if num_slots < 4:
-        again = [backend.forward([Feed(slot=0, start=at, token_ids=ids[at : at + 9])]) for at in range(0, 45, 9)]
-        return torch.equal(torch.cat(again), alone)
-    found, start, many = [], 0, _probe(vocabulary, 90)
+    found, start = [], 0
     for step, length in enumerate((20, 1, 1, 5, 18)):
-        others = [Feed(slot=1, start=0, token_ids=_probe(vocabulary, 7 + 11 * step)[1:])]
-        others += (
-            [Feed(slot=3, start=step, token_ids=ids[-1:])] if step % 2 else [Feed(slot=3, start=0, token_ids=many)]
+        piece = ids[start : start + length]
+        if not piece:
+            break
+        others: list[Feed] = []
+        if num_slots >= 4:
+            others.append(Feed(slot=1, start=0, token_ids=_probe(vocabulary, min(6 + 11 * step, capacity))))
+            many = _probe(vocabulary, min(200, capacity))
+            others.append(Feed(slot=3, start=0, token_ids=many[:1] if step % 2 else many))
+        found.append(
+            backend.forward([Feed(slot=min(2, num_slots - 1), start=start, token_ids=piece), *others])[: len(piece)]
         )
-        feeds = [Feed(slot=2, start=start, token_ids=ids[start : start + length]), *others]
-        found.append(backend.forward(feeds)[:length])
-        start += length
+        start += len(piece)
     return torch.equal(torch.cat(found), alone)
 
 

@@ -10,15 +10,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from kifu.engines.hf.rows import measure_rows
+from kifu.engines.hf.rows import SIZES, Product, measure_rows, random_rows
 from kifu.records import Ints
 
 FEW = 256
 """Candidates up to which a row's logits are computed one by one."""
 ROWS_AT_ONCE = 64
 """Rows whose whole logits exist at one time."""
-ROW_SIZES = (8, 16, 32, ROWS_AT_ONCE)
-"""Numbers of rows that are tried for the same bits."""
 
 Logits = npt.NDArray[np.float32]
 
@@ -29,10 +27,10 @@ class Head:
     def __init__(self, weight_VD: Tensor) -> None:
         self._weight_VD = weight_VD
         self.refresh()
-        size = int(weight_VD.shape[1])
-        probe_ND = torch.from_numpy(np.random.Generator(np.random.PCG64(size)).standard_normal((ROWS_AT_ONCE, size)))
-        probe_ND = probe_ND.float().to(weight_VD.device)
-        self._rows = measure_rows(lambda count: self._product(probe_ND[:count])[: ROW_SIZES[0]], ROW_SIZES)
+        probe = Product(
+            compute=self._product, rows_RI=random_rows(ROWS_AT_ONCE, int(weight_VD.shape[1]), like=self._wide_VD)
+        )
+        self._rows = measure_rows([probe], [size for size in SIZES if size <= ROWS_AT_ONCE])
 
     @property
     def vocabulary(self) -> int:

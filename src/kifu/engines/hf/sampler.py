@@ -6,7 +6,6 @@ from concurrent.futures import Future
 from itertools import count
 from pathlib import Path
 
-import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
@@ -46,11 +45,12 @@ class HfSampler:
         self._base = base
         self._adapter_scale = adapter_scale
         self._tokenizer: Tokenizer | None = None
-        torch.set_num_threads(machine.threads)  # kernels are measured with as many as the worker has
         backend = choose_backend(model, num_slots=machine.max_slots, capacity=max_context)
         self.backend = backend.name
-        self.rows = "one context" if backend.rows is None else f"{backend.rows.least} to {backend.rows.most}"
-        self.reproducible = is_reproducible(backend, model.vocabulary, num_slots=machine.max_slots)
+        self.rows = "those of one context" if backend.rows is None else str(backend.rows)
+        self.reproducible = is_reproducible(
+            backend, model.vocabulary, num_slots=machine.max_slots, capacity=max_context
+        )
         device = model.device.type
         self._worker = Worker(
             backend=backend,

@@ -67,6 +67,7 @@ class CalcTools(Environment):
     """Look up two numbers, calculate, answer. Every tool takes one string called arg."""
 
     id: ClassVar[str] = "calc_tools"
+    version: ClassVar[str] = "2"
     capabilities: ClassVar[Capabilities] = Capabilities()
     instructions: ClassVar[str] = (
         'Use tools. Call get(name), calc(expr) or answer(value) as JSON, for example {"tool":"calc","arg":"12*7"}.'
@@ -184,7 +185,7 @@ class CalcTools(Environment):
 
     @classmethod
     def demonstrate(cls, task: Task, *, seed: int = 0, noise: float = 0.0) -> tuple[ToolCall | str, ...]:
-        """Look both up, calculate, answer; with noise, it gives up before the calculation and answers 0.
+        """Look both up, calculate, answer; with noise, it gives up before the calculation.
 
         Where noise is likely, an imitator's greedy play fails every time and its samples succeed at times: greedy play
         has all to learn, and reinforcement something to begin with.
@@ -196,7 +197,7 @@ class CalcTools(Environment):
         while world.sheet.stop is None:
             call = _expert(world.sheet, calls)
             if call.name == "calc" and rng.random() < noise:
-                call = _call("answer", "0")
+                call = _call("answer", "unknown")
             calls.append(call)
             world.step(call)
         return tuple(calls)

@@ -45,6 +45,7 @@ class KeyDoorText(Environment):
     """One of four keys fits; the container says which; the wrong key breaks."""
 
     id: ClassVar[str] = "key_door_text"
+    version: ClassVar[str] = "2"
     capabilities: ClassVar[Capabilities] = Capabilities()
     instructions: ClassVar[str] = "You control a robot. Commands: inspect X, pickup COLOR key, open door, finish."
     facts: ClassVar[Mapping[str, str]] = {

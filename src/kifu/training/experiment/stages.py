@@ -9,6 +9,7 @@ from kifu.algorithms import Algorithm, build_algorithm, options_of
 from kifu.credit import Bootstrap, CutTreatment, Exclude, RefreshedPairs, StoredPairs, StoredTrajectories, Terminal
 from kifu.credit.reading import RewardRules
 from kifu.errors import ExperimentError, nearest
+from kifu.objectives import PolicyObjective
 from kifu.policy import AdamW
 from kifu.training.experiment.asking_stages import Collecting, Labelling, Ranking
 from kifu.training.experiment.costs import check_costs
@@ -349,8 +350,14 @@ def _check_policy(stage: Stage, experiment: Experiment) -> None:
             "environment.on_truncation = `bootstrap` needs V(h_T), and this policy has no critic; "
             "use `exclude` or `terminal`"
         )
-    if experiment.environment.on_truncation == "bootstrap" and not (plan.needs_value or plan.demonstrations):
+    fresh = stage.samples and stage.fits is None and stage.stored is None
+    if experiment.environment.on_truncation == "bootstrap" and fresh and not _trains_critic(stage.algorithm):
         raise ExperimentError(
             f"environment.on_truncation = `bootstrap` takes V(h_T) from the critic, and credit.algorithm = `{name}` "
-            "trains none: cut attempts would be paid what an untrained network says; use `exclude` or `terminal`"
+            "trains none here: cut attempts would be paid what an untrained network says; use `exclude` or `terminal`"
         )
+
+
+def _trains_critic(algorithm: Algorithm) -> bool:
+    objective = algorithm.objective()
+    return isinstance(objective, PolicyObjective) and objective.value is not None and objective.value.coefficient > 0
