@@ -41,7 +41,8 @@ def seed_2(trained: Callable[..., Path]) -> Path:
 @pytest.fixture(scope="module")
 def other(trained: Callable[..., Path]) -> Path:
     """Another method on a smaller model."""
-    return trained("other", "policy.hidden=32", "credit.options={}", 'credit.algorithm="reinforce"')
+    terminal = "environment.on_truncation=terminal"
+    return trained("other", "policy.hidden=32", "credit.options={}", 'credit.algorithm="reinforce"', terminal)
 
 
 def wins(kifu: Kifu, run: Path) -> list[bool]:
