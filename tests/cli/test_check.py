@@ -31,7 +31,7 @@ def test_everything_after_the_labels_begins_in_one_column(kifu: Kifu, experiment
     method = "type = 'train'\ncredit = { algorithm = 'reinforce', gamma = 1.0 }\n"
     update = "steps = 1\nprompts_per_step = 2\ngroup_size = 1\noptimizer = { type = 'adamw', learning_rate = 1e-3 }\n"
     stages = "".join(f"[stages.s{at}]\n{method}[stages.s{at}.update]\n{update}" for at in range(count))
-    path = experiment()
+    path = experiment('on_truncation = "bootstrap"', 'on_truncation = "terminal"')
     text = path.read_text()
     head, rest = text.split("[credit]")[0], text.split("[evaluation]")[1].split("[profiles")[0]
     path.write_text(f"{head}{stages}[evaluation]{rest}")

@@ -72,10 +72,11 @@ def test_a_group_of_equal_returns_carries_no_signal(against_best: type[Algorithm
 
 def test_a_run_trains_with_it(against_best: type[Algorithm], tmp_path: Path) -> None:
     small = ("policy.hidden=16", "evaluation.tasks=2", "machine.threads=1", "update.group_size=4", "update.patience=9")
+    terminal = "environment.on_truncation=terminal"
     loaded = load_experiment(
         TOP / "recipes" / "corridor.toml",
         profile="check",
-        overrides=(*small, 'credit.algorithm="against_best"', "credit.options={clip_high=0.3}"),
+        overrides=(*small, terminal, 'credit.algorithm="against_best"', "credit.options={clip_high=0.3}"),
     )
     result = train(loaded, out=tmp_path / "run", quiet=True)
 

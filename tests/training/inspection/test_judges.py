@@ -42,7 +42,8 @@ def loaded(*overrides: str) -> Loaded:
 def model_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that learns from a reward model, fitted to the attempts of another."""
     root = tmp_path_factory.mktemp("runs")
-    source = loaded("credit.algorithm=grpo", "update.group_size=16", "update.prompts_per_step=4", "update.steps=1")
+    grouped = ("credit.algorithm=grpo", "update.group_size=16", "update.prompts_per_step=4", "update.steps=1")
+    source = loaded("environment.on_truncation=terminal", *grouped)
     train(source, out=root / "source", seed=5, quiet=True)
     model = f"{{ runs = ['{root / 'source'}'], hidden = 4, steps = 5, batch = 8, learning_rate = 1e-2 }}"
     learner = loaded(

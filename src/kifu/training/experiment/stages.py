@@ -360,4 +360,6 @@ def _check_policy(stage: Stage, experiment: Experiment) -> None:
 
 def _trains_critic(algorithm: Algorithm) -> bool:
     objective = algorithm.objective()
-    return isinstance(objective, PolicyObjective) and objective.value is not None and objective.value.coefficient > 0
+    if isinstance(objective, PolicyObjective):
+        return objective.value is not None and objective.value.coefficient > 0
+    return algorithm.plan.needs_value
