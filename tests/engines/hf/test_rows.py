@@ -122,6 +122,13 @@ def saved(config: PreTrainedConfig, folder: Path) -> str:
     return str(folder)
 
 
+def gpt2(*, layers: int) -> PreTrainedConfig:
+    """64 learned positions."""
+    config = GPT2Config(vocab_size=300, n_positions=64, n_embd=48, n_layer=layers, n_head=4)
+    config.attn_pdrop = config.embd_pdrop = config.resid_pdrop = 0.0
+    return config
+
+
 def differing(backend: Backend, *, vocabulary: int, count: int) -> int:
     """States of a context fed in random pieces among random neighbours that are not as alone."""
     random = np.random.default_rng(11)
@@ -160,9 +167,7 @@ def test_wide_layers_agree_with_themselves(tmp_path: Path, dtype: str, layers: i
 
 def test_every_kind_and_shape_of_layer_is_tried_once(tmp_path: Path) -> None:
     """GPT-2 has its own kind of linear layer; the output layer is no part of the forward."""
-    config = GPT2Config(vocab_size=300, n_positions=64, n_embd=48, n_layer=3, n_head=4, attn_pdrop=0.0, embd_pdrop=0.0)
-    config.resid_pdrop = 0.0
-    model = load_model(saved(config, tmp_path / "model"), dtype="float32", device="cpu")
+    model = load_model(saved(gpt2(layers=3), tmp_path / "model"), dtype="float32", device="cpu")
     shapes = sorted(product.rows_RI.shape[1] for product in products_of(model.whole, leave=[model.head]))
     assert shapes == [48, 48, 48, 192]  # attention in and out, inner layer in and out
 
@@ -170,9 +175,7 @@ def test_every_kind_and_shape_of_layer_is_tried_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize("context", [1, 16, 64])
 @pytest.mark.parametrize("slots", [1, 3, 4])
 def test_learned_positions_are_not_probed_beyond_their_table(tmp_path: Path, context: int, slots: int) -> None:
-    config = GPT2Config(vocab_size=300, n_positions=64, n_embd=48, n_layer=1, n_head=4, attn_pdrop=0.0, embd_pdrop=0.0)
-    config.resid_pdrop = 0.0
-    model = load_model(saved(config, tmp_path / "model"), dtype="float32", device="cpu")
+    model = load_model(saved(gpt2(layers=1), tmp_path / "model"), dtype="float32", device="cpu")
     backend = choose_backend(model, num_slots=slots, capacity=context)
     assert isinstance(backend, KeptBackend)
     assert is_reproducible(backend, 300, num_slots=slots, capacity=context)

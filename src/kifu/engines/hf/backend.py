@@ -25,6 +25,8 @@ class Backend(Protocol):
     """Hidden states of fed tokens; remembers what each slot was fed."""
 
     name: str
+    reproducible: bool
+    """Whether states were the same bits alone and among others when it was chosen."""
 
     @property
     def rows(self) -> Rows | None:
@@ -49,6 +51,7 @@ class KeptBackend:
         self._model = model
         self._kept = kept
         self.rows: Rows = ALL
+        self.reproducible = False
 
     def forward(self, feeds: Sequence[Feed]) -> Tensor:
         """``[R, D]`` hidden states, feed after feed."""
@@ -73,6 +76,7 @@ class RecomputingBackend:
 
     def __init__(self, model: CausalModel) -> None:
         self._model = model
+        self.reproducible = False
         self._fed: dict[int, tuple[int, ...]] = {}
 
     def forward(self, feeds: Sequence[Feed]) -> Tensor:
@@ -94,6 +98,14 @@ class RecomputingBackend:
 
 def choose_backend(model: CausalModel, *, num_slots: int, capacity: int) -> Backend:
     """Keep keys and values where that gives the hidden states of the model's own attention, else recompute."""
+    backend = _exact_backend(model, num_slots=num_slots, capacity=capacity)
+    backend.reproducible = is_reproducible(backend, model.vocabulary, num_slots=num_slots, capacity=capacity)
+    if not backend.reproducible and isinstance(backend, KeptBackend):
+        backend.rows = ALL  # padding and cutting would cost time for nothing
+    return backend
+
+
+def _exact_backend(model: CausalModel, *, num_slots: int, capacity: int) -> Backend:
     original = model.whole.config._attn_implementation
     if _moving_rope(model):
         return RecomputingBackend(model)
@@ -115,8 +127,6 @@ def choose_backend(model: CausalModel, *, num_slots: int, capacity: int) -> Back
     found = torch.cat(states).float()
     if bool((found - wanted).norm() <= AGREEMENT[model.head.dtype] * wanted.norm()):
         backend.rows = measure_rows(products_of(model.whole, leave=[model.head]), SIZES)
-        if not is_reproducible(backend, model.vocabulary, num_slots=num_slots, capacity=capacity):
-            backend.rows = ALL  # padding and cutting would cost time for nothing
         return backend
     model.whole.set_attn_implementation(original)
     return RecomputingBackend(model)

@@ -9,7 +9,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from kifu.engines.hf.backend import choose_backend, is_reproducible
+from kifu.engines.hf.backend import choose_backend
 from kifu.engines.hf.head import Head
 from kifu.engines.hf.loading import CausalModel
 from kifu.engines.hf.weights import fill, merge
@@ -48,9 +48,7 @@ class HfSampler:
         backend = choose_backend(model, num_slots=machine.max_slots, capacity=max_context)
         self.backend = backend.name
         self.rows = "those of one context" if backend.rows is None else str(backend.rows)
-        self.reproducible = is_reproducible(
-            backend, model.vocabulary, num_slots=machine.max_slots, capacity=max_context
-        )
+        self.reproducible = backend.reproducible
         device = model.device.type
         self._worker = Worker(
             backend=backend,
