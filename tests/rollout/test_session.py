@@ -1,5 +1,6 @@
 """What an episode writes down: every token with its writer, turns verbatim, answers in order."""
 
+import itertools
 import json
 import shutil
 from collections.abc import Awaitable, Callable
@@ -274,6 +275,25 @@ async def test_the_stream_names_the_place_in_the_run_and_the_task(
     expected = Sampling(temperature=1.0, stop_ids=(2,), dialect="command/1", stream=f"{found.id}/t")
     assert samplings == {expected}
     assert found.id == "train/s7/t00000/g0000/m005/a0"
+
+
+async def test_attempts_at_different_tasks_may_share_what_they_begin_with(
+    make_setting: MakeSetting, attempt: Attempt
+) -> None:
+    """The group that an engine shares within is the run, not the task."""
+    asked: list[Request] = []
+
+    def script(request: Request) -> list[int]:
+        asked.append(request)
+        return [2]
+
+    for group, task in enumerate(itertools.islice(KeyDoorText.tasks("train", 0), 2)):
+        await attempt(make_setting(KeyDoorText), ScriptedSampler(script), task=task, group=group)
+
+    first, last = asked[0], asked[-1]
+    assert first.context != last.context
+    assert first.token_ids.tolist() != last.token_ids.tolist()
+    assert first.prefix_group == last.prefix_group != ""
 
 
 async def test_a_constrained_turn_names_its_grammar(make_setting: MakeSetting, attempt: Attempt) -> None:

@@ -374,7 +374,7 @@ class Rollout:
             turn=turn,
             max_new_tokens=placed.decided.max_new_tokens,
             constraint=constraint,
-            prefix_group=f"{self.key.purpose}/{self.key.step}/{self.key.group}",
+            prefix_group="rollouts",
             alternatives=placed.asked.top_logprobs,
         )
 

@@ -47,7 +47,8 @@ class Request:
     max_new_tokens: int
     constraint: Constraint | None = None
     prefix_group: str = ""
-    """Calls with one group share a long prompt; the engine prefills it once."""
+    """Calls with one group begin alike, with a system message or a worked example or more; the engine computes what they
+    share once. An empty one shares with nobody."""
     alternatives: int = 0
     """How many of the likeliest tokens to tell beside each sampled one, by engines that can."""
 

@@ -280,7 +280,7 @@ class Session:
             turn=len(self.log.turns),
             max_new_tokens=room,
             constraint=constraint,
-            prefix_group=f"{self._key.purpose}/{self._key.step}/{self._key.group}",
+            prefix_group="rollouts",
         )
 
 

@@ -130,6 +130,25 @@ async def test_each_position_is_fed_once_and_a_shared_prompt_once_per_group(make
     assert stats.evictions == 0
 
 
+@pytest.mark.parametrize("max_slots", [1, 2, 16])
+async def test_prompts_that_begin_alike_share_their_beginning_and_no_bit_changes(make: Make, max_slots: int) -> None:
+    """Six prompts of one group with 41 tokens in common and 9 of their own; alone and ungrouped is the oracle."""
+    prompts = [PROMPTS[2] + (100 + task,) + PROMPTS[1][1:] for task in range(6)]
+    alone, together = make(), make(max_slots=max_slots)
+    wanted = [await alone.sampler.sample(request(ids, f"t{task}")) for task, ids in enumerate(prompts)]
+    asked = [together.sampler.sample(request(ids, f"t{task}", prefix_group="g")) for task, ids in enumerate(prompts)]
+
+    found = await asyncio.wait_for(asyncio.gather(*asked), timeout=60)
+
+    for one, two in zip(wanted, found, strict=True):
+        assert one.token_ids.tobytes() == two.token_ids.tobytes()
+        assert one.logprobs.tobytes() == two.logprobs.tobytes()
+    stats = together.sampler.stats  # type: ignore[attr-defined]
+    written = sum(generation.token_ids.size - 1 for generation in wanted)
+    assert stats.positions_fed == 41 + 6 * 9 + written
+    assert stats.prefix_reused == 5 * 41
+
+
 async def test_sharing_inside_a_group_changes_no_bit_and_feeds_common_turns_once(make: Make) -> None:
     """Members that act alike get the same observation; alone and ungrouped is the oracle."""
 

@@ -94,3 +94,29 @@ def test_settling_forgets_what_was_not_fed() -> None:
 
     assert slot.token_ids.tolist() == [1, 2, 3]
     assert slot.ends == {2: "after two"}
+
+
+def test_the_only_idle_slot_is_taken_with_what_it_lends() -> None:
+    """Nothing else is free, so what would be copied is continued in place; its context is evicted."""
+    table: SlotTable[str] = SlotTable(2)
+    lender, other = hold(table, "a", [1, 2, 3]), hold(table, "b", [4])
+    other.busy = True
+
+    assert table.free(lender) is lender
+    assert lender.token_ids.tolist() == [1, 2, 3]
+    assert lender.fed == 3
+    assert lender.context is None
+    assert table.evictions == 1
+
+
+def test_of_equal_matches_the_one_that_is_computed_lends() -> None:
+    """Two contexts begin alike; the earlier one has not got there yet."""
+    table: SlotTable[str] = SlotTable(3)
+    behind, ahead = hold(table, "a", [1, 2, 3], group="g"), hold(table, "b", [1, 2, 4], group="g")
+    behind.fed = 1
+
+    found = table.donor("g", as_ints([1, 2, 5]))
+
+    assert found is not None
+    assert found.slot is ahead
+    assert found.length == 2

@@ -69,14 +69,16 @@ class SlotTable(Generic[Hidden]):
         """Take an idle slot: one nobody owns if there is any, else the least recently used; None when all are busy.
 
         Args:
-            keep: not this one, because it is about to be copied from.
+            keep: this one only when there is no other, and then with what it holds: a copy of that is wanted.
         """
-        idle = [slot for slot in self.slots if not slot.busy and slot is not keep]
+        idle = [slot for slot in self.slots if not slot.busy]
+        others = [slot for slot in idle if slot is not keep]
         if not idle:
             return None
-        chosen = min(idle, key=lambda slot: (slot.context is not None, slot.used_at, slot.index))
+        chosen = min(others or idle, key=lambda slot: (slot.context is not None, slot.used_at, slot.index))
         self.evictions += chosen.context is not None
-        chosen.cut(0)
+        if chosen is not keep:
+            chosen.cut(0)
         chosen.context = None
         return chosen
 
@@ -111,10 +113,11 @@ class SlotTable(Generic[Hidden]):
 
 
 def _longest(slots: list[Slot[Hidden]], token_ids: Ints) -> Match[Hidden] | None:
+    """Of equals, the one that has most of it computed."""
     best: Match[Hidden] | None = None
     for slot in slots:
         length = common_prefix(slot.token_ids, token_ids)
-        if length and (best is None or length > best.length):
+        if length and (best is None or (length, slot.fed) > (best.length, best.slot.fed)):
             best = Match(slot=slot, length=length)
     return best
 

@@ -187,7 +187,8 @@ class Worker:
         context, group, needed = _identity(work)
         token_ids = as_ints(work.token_ids)
         own, donor = self._table.own(context, token_ids), self._table.donor(group, token_ids)
-        best = donor if donor is not None and (own is None or donor.length >= own.length + WORTH_COPYING) else own
+        held = own.length if own is not None else 0
+        best = donor if donor is not None and donor.length >= held + WORTH_COPYING else own
         if best is not None and best is donor and best.slot.busy and best.slot.fed < best.length:
             return False
         slot = own.slot if own is not None else self._table.free(best.slot if best else None)
@@ -196,7 +197,7 @@ class Worker:
         usable, hidden = _usable(best, len(work.token_ids), needed)
         if any(slot.index == donor_index for donor_index, _, _ in copies):
             self._copy(copies)
-        slot.cut(min(own.length, usable) if own is not None else 0)
+        slot.cut(usable if best is not None and best.slot is slot else min(held, usable))
         if best is not None and best.slot is not slot and usable > slot.fed:
             copies.setdefault((best.slot.index, slot.fed, usable), []).append(slot.index)
         slot.fed = usable
