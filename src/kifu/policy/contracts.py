@@ -47,8 +47,8 @@ class Request:
     max_new_tokens: int
     constraint: Constraint | None = None
     prefix_group: str = ""
-    """Calls with one group begin alike, with a system message or a worked example or more; the engine computes what they
-    share once. An empty one shares with nobody."""
+    """Calls of one group may begin alike, with a system message or a worked example or more; an engine computes what
+    they share once. An empty one shares with nobody."""
     alternatives: int = 0
     """How many of the likeliest tokens to tell beside each sampled one, by engines that can."""
 
