@@ -25,5 +25,6 @@ def inverse_cdf(probabilities: np.ndarray, u: float) -> int:
     """
     cumulative = np.cumsum(np.asarray(probabilities, dtype=np.float64))
     at = int(np.searchsorted(cumulative, u * cumulative[-1], side="right"))
-    last = int(np.flatnonzero(probabilities)[-1])
-    return min(at, last)
+    if at < cumulative.size and probabilities[at] > 0.0:
+        return at
+    return min(at, int(np.flatnonzero(probabilities)[-1]))

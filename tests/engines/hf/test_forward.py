@@ -1,6 +1,7 @@
 """Trees through a model of sequences."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
 from kifu.batching import Row, Tree, pack_rows
+from kifu.engines.hf import blocks, forward
 from kifu.engines.hf.forward import ancestor_mask, forest_hidden, is_chain, paths
 from kifu.engines.hf.loading import load_model
 from kifu.models import ModelFolder
@@ -72,6 +74,52 @@ def test_every_node_has_the_state_of_its_own_sequence(
                 wanted = plain.base_model(ids).last_hidden_state[0]
             torch.testing.assert_close(found[start + path], wanted, atol=2e-5, rtol=0)
         start += tree.token_ids.size
+
+
+@pytest.mark.parametrize("nodes", [1, 5, 64, 128, 1000])
+def test_blocks_of_any_size_give_the_states_of_separate_sequences(
+    tiny_model: ModelFolder, plain: PreTrainedModel, monkeypatch: pytest.MonkeyPatch, nodes: int
+) -> None:
+    """Three hundred nodes, bushy near the root and in long runs below; plain transformers is the oracle."""
+    random = np.random.default_rng(5)
+    parents = [-1]
+    for node in range(1, 300):
+        parents.append(node - 1 if random.random() < 0.93 else int(random.integers(0, node)))
+    tree, model = tree_of(parents), load_model(str(tiny_model.path), dtype="float32", device="cpu")
+    answered: list[blocks.Block] = []
+    of_block = blocks._of_block
+
+    def counted(block: blocks.Block, *others: object, scale: float) -> torch.Tensor:
+        answered.append(block)
+        return of_block(block, *others, scale=scale)
+
+    monkeypatch.setattr(blocks, "_of_block", counted)
+    monkeypatch.setattr(forward, "NODES", nodes)
+
+    assert forward.tree_is_exact(model)
+    answered.clear()
+    with torch.no_grad():
+        found = forest_hidden(model, [tree], unrolled=False)
+
+    layers = plain.config.num_hidden_layers
+    assert len(answered) == (0 if nodes >= 300 else layers * -(-300 // nodes))
+    for path in paths(tree.parents):
+        ids = torch.from_numpy(tree.token_ids[path].astype(np.int64))[None]
+        with torch.no_grad():
+            wanted = plain.base_model(ids).last_hidden_state[0]
+        torch.testing.assert_close(found[path], wanted, atol=2e-5, rtol=0)
+
+
+def test_a_model_whose_blocks_are_wrong_goes_on_without_them(
+    tiny_model: ModelFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The small tree is tried with blocks first, and the whole mask is still right."""
+    model = load_model(str(tiny_model.path), dtype="float32", device="cpu")
+    block = blocks._of_block
+    monkeypatch.setattr(blocks, "_of_block", lambda *args, **kw: 1.01 * block(*args, **kw))
+
+    assert forward.tree_is_exact(model)
+    assert model.whole.config._attn_implementation == "sdpa"
 
 
 def test_chains_of_different_lengths_are_padded_without_effect(tiny_model: ModelFolder, plain: PreTrainedModel) -> None:

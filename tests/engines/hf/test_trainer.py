@@ -123,6 +123,13 @@ def accumulate(
         trainer.forward_backward(batch, objective)
 
 
+@pytest.fixture(params=[128, 4], ids=["whole mask", "blocks"])
+def _blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trees of a test fit one block as it stands, or are cut into blocks of four nodes."""
+    monkeypatch.setattr("kifu.engines.hf.forward.NODES", request.param)
+
+
+@pytest.mark.usefixtures("_blocks")
 @pytest.mark.parametrize("packing", [{"layout": "tree"}, {"layout": "rows"}, {"layout": "tree", "max_nodes": 30}])
 def test_gradient_equals_plain_transformers(make: Make, tiny_model: ModelFolder, packing: dict[str, Any]) -> None:
     """Off ratio 1, with temperatures, supports of every form, and opposite advantages on shared tokens."""
@@ -134,6 +141,7 @@ def test_gradient_equals_plain_transformers(make: Make, tiny_model: ModelFolder,
     assert relative(gradients(trainer), oracle_gradient(tiny_model, rows, clipped)) <= 1e-5
 
 
+@pytest.mark.usefixtures("_blocks")
 def test_opposite_advantages_on_a_shared_token_do_not_cancel(make: Make, tiny_model: ModelFolder) -> None:
     """At ratio 1.5 the positive term is clipped and the negative is not: a merged node would lose the difference."""
     trainer = make().trainer
@@ -167,6 +175,7 @@ def current_logprobs(trainer: AnyTrainer, rows: Sequence[Row]) -> npt.NDArray[np
     return np.concatenate(parts)
 
 
+@pytest.mark.usefixtures("_blocks")
 @pytest.mark.parametrize("weights", [None, LoraWeights(rank=4, alpha=8.0)])
 def test_trainer_conforms(make: Make, weights: WeightsSpec | None) -> None:
     """Any packing, micro-batches, checkpointing, saved states and refused steps; full and adapter."""

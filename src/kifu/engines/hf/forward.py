@@ -15,11 +15,14 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from kifu.batching import Tree
+from kifu.engines.hf.blocks import NODES, leave_blocks, masked, use_blocks
 from kifu.engines.hf.loading import CausalModel
 from kifu.records import Bools, Ints, as_ints
 
 EXACT = 1e-4
 """Largest relative distance between hidden states of a tree and of its sequences, in float32."""
+SMALL = 4
+"""Nodes of a block where that is measured."""
 
 
 PADDED_AT_MOST = 1.3
@@ -37,7 +40,7 @@ def forest_hidden(model: CausalModel, trees: Sequence[Tree], *, unrolled: bool) 
     if all(is_chain(tree) for tree in trees):
         return _padded(model, [tree.token_ids for tree in trees])
     if not unrolled:
-        return torch.cat([_tree_hidden(model, tree) for tree in trees])
+        return torch.cat([_tree_hidden(model, tree, nodes=NODES) for tree in trees])
     return torch.cat([_unrolled(model, tree) for tree in trees])
 
 
@@ -83,7 +86,15 @@ def paths(parents_M: Ints) -> list[npt.NDArray[np.int64]]:
 
 
 def tree_is_exact(model: CausalModel) -> bool:
-    """Whether a small tree gives the hidden states of its separate sequences."""
+    """Whether trees give the hidden states of their separate sequences; by blocks from now on, if these do as well."""
+    if use_blocks(model.whole):
+        if _small_tree_is_exact(model):
+            return True
+        leave_blocks(model.whole)
+    return _small_tree_is_exact(model)
+
+
+def _small_tree_is_exact(model: CausalModel) -> bool:
     generator = np.random.Generator(np.random.PCG64(0))
     parents = as_ints_signed([-1, 0, 1, 2, 3, 3, 5, 6, 2, 8, 9, 9, 11])
     depths = np.array([0, 1, 2, 3, 4, 4, 5, 6, 3, 4, 5, 5, 6], dtype=np.int32)
@@ -92,7 +103,7 @@ def tree_is_exact(model: CausalModel) -> bool:
     with torch.no_grad():
         wanted = _unrolled(model, tree)
         try:
-            found = _tree_hidden(model, tree)
+            found = _tree_hidden(model, tree, nodes=SMALL)
         except (ValueError, TypeError, RuntimeError):
             return False
     return bool((found - wanted).norm() <= EXACT * wanted.norm())
@@ -105,15 +116,13 @@ def as_ints_signed(values: Sequence[int]) -> Ints:
     return array
 
 
-def _tree_hidden(model: CausalModel, tree: Tree) -> Tensor:
+def _tree_hidden(model: CausalModel, tree: Tree, *, nodes: int) -> Tensor:
     ids = torch.from_numpy(tree.token_ids.astype(np.int64)).to(model.device)[None]
     if is_chain(tree):
         return model.hidden(ids)[0]
     depths = torch.from_numpy(tree.depths.astype(np.int64)).to(model.device)[None]
     visible = torch.from_numpy(ancestor_mask(tree.parents)).to(model.device)
-    mask = torch.zeros(visible.shape, dtype=model.dtype, device=model.device)
-    mask.masked_fill_(~visible, -torch.inf)
-    return model.hidden(ids, position_ids=depths, attention_mask=mask[None, None])[0]
+    return model.hidden(ids, position_ids=depths, attention_mask=masked(visible, dtype=model.dtype, nodes=nodes))[0]
 
 
 def _padded(model: CausalModel, sequences: Sequence[npt.NDArray[np.int32]]) -> Tensor:

@@ -1,0 +1,121 @@
+"""Attention over a tree, block by block: a node is compared with the keys its block can see, not with all of them.
+
+A mask over a whole tree compares every node with every other and throws most of it away: with eight sequences that
+share little, seven eighths. Nodes are numbered depth first, so 128 consecutive ones see their own path to the root and
+one another. What is left out had weight zero; the numbers are those of the whole mask up to the order of sums.
+
+The blocks ride on the mask. Every model hands the mask to its attention layers, and where one hands on a copy instead,
+the copy says the same without them.
+
+Axes: ``M`` nodes, ``H`` query heads, ``S`` keys a block sees, ``D`` head size.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+NAME = "kifu_blocks"
+NODES = 128
+"""Nodes of a block."""
+PLAIN = frozenset(
+    {"scaling", "dropout", "is_causal", "sliding_window", "position_ids", "use_cache", "output_attentions"}
+)
+"""Arguments of an attention call under which a mask is all there is to know."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Block:
+    """Consecutive nodes and what they see."""
+
+    start: int
+    stop: int
+    keys_S: Tensor
+    """Nodes that any of them sees, ascending."""
+    bias_MS: Tensor
+    """``[stop - start, S]`` 0 where a key is visible, -inf elsewhere."""
+
+
+def masked(visible_MM: Tensor, *, dtype: torch.dtype, nodes: int) -> Tensor:
+    """``[1, 1, M, M]`` additive mask that carries its blocks.
+
+    Args:
+        visible_MM: True where the column can be seen from the row.
+        dtype: of the mask.
+        nodes: of a block; no more of them than this need none.
+    """
+    mask = torch.zeros(visible_MM.shape, dtype=dtype, device=visible_MM.device)
+    mask.masked_fill_(~visible_MM, -torch.inf)
+    found = mask[None, None]
+    count = visible_MM.shape[0]
+    if count > nodes:
+        blocks = []
+        for start in range(0, count, nodes):
+            stop = min(start + nodes, count)
+            keys_S = visible_MM[start:stop].any(0).nonzero()[:, 0]
+            blocks.append(Block(start=start, stop=stop, keys_S=keys_S, bias_MS=mask[start:stop, keys_S]))
+        found.kifu_blocks = tuple(blocks)  # type: ignore[attr-defined]
+    return found
+
+
+def use_blocks(whole: PreTrainedModel) -> bool:
+    """Let a model's attention look for blocks, if it is torch's own kernel that would answer; say whether it is."""
+    if whole.config._attn_implementation != "sdpa":
+        return False
+    whole.set_attn_implementation(NAME)
+    return True
+
+
+def leave_blocks(whole: PreTrainedModel) -> None:
+    """Undo `use_blocks`."""
+    whole.set_attn_implementation("sdpa")
+
+
+def attend(module: nn.Module, query: Tensor, *others: Tensor | None, **arguments: object) -> tuple[Tensor, None]:
+    """Attention by blocks where the mask carries them, else transformers' own.
+
+    Args:
+        module: the attention layer.
+        query: ``[1, H, M, D]``.
+        *others: keys, values, and the mask.
+        **arguments: what the model passes.
+
+    Returns:
+        ``[1, M, H, D]``.
+    """
+    key, value, mask = others
+    blocks: Sequence[Block] | None = getattr(mask, "kifu_blocks", None)
+    odd = any(name not in PLAIN and told is not None for name, told in arguments.items())
+    if blocks is None or key is None or value is None or odd or arguments.get("dropout"):
+        given: Any = (module, query, key, value, mask)
+        told: dict[str, Any] = arguments
+        found: tuple[Tensor, None] = sdpa_attention_forward(*given, **told)
+        return found
+    scaling = arguments.get("scaling")
+    scale = float(scaling) if isinstance(scaling, float | int) else query.shape[-1] ** -0.5
+    parts = [_of_block(block, query, (key, value), scale=scale) for block in blocks]
+    return torch.cat(parts, dim=2).transpose(1, 2).contiguous(), None
+
+
+def _of_block(block: Block, query: Tensor, kept: tuple[Tensor, Tensor], *, scale: float) -> Tensor:
+    """``[1, H, stop - start, D]``; the query heads of a key-value head are computed together."""
+    key, value = (part.index_select(2, block.keys_S) for part in kept)
+    num_heads, num_groups, nodes = query.shape[1], key.shape[1], block.stop - block.start
+    share = num_heads // num_groups
+    found = nn.functional.scaled_dot_product_attention(
+        query[:, :, block.start : block.stop].reshape(1, num_groups, share * nodes, -1),
+        key,
+        value,
+        attn_mask=block.bias_MS.repeat(share, 1),
+        scale=scale,
+    )
+    return found.view(1, num_heads, nodes, -1)
+
+
+AttentionInterface.register(NAME, attend)
+AttentionMaskInterface.register(NAME, sdpa_mask)
