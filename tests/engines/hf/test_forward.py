@@ -1,7 +1,6 @@
 """Trees through a model of sequences."""
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
