@@ -88,9 +88,11 @@ def test_blocks_of_any_size_give_the_states_of_separate_sequences(
     answered: list[blocks.Block] = []
     of_block = blocks._of_block
 
-    def counted(block: blocks.Block, *others: object, scale: float) -> torch.Tensor:
+    def counted(
+        block: blocks.Block, query: torch.Tensor, kept: tuple[torch.Tensor, torch.Tensor], *, scale: float
+    ) -> torch.Tensor:
         answered.append(block)
-        return of_block(block, *others, scale=scale)
+        return of_block(block, query, kept, scale=scale)
 
     monkeypatch.setattr(blocks, "_of_block", counted)
     monkeypatch.setattr(forward, "NODES", nodes)
@@ -115,7 +117,7 @@ def test_a_model_whose_blocks_are_wrong_goes_on_without_them(
     """The small tree is tried with blocks first, and the whole mask is still right."""
     model = load_model(str(tiny_model.path), dtype="float32", device="cpu")
     block = blocks._of_block
-    monkeypatch.setattr(blocks, "_of_block", lambda *args, **kw: 1.01 * block(*args, **kw))
+    monkeypatch.setattr(blocks, "_of_block", lambda *given, scale: 1.01 * block(*given, scale=scale))
 
     assert forward.tree_is_exact(model)
     assert model.whole.config._attn_implementation == "sdpa"
