@@ -149,6 +149,43 @@ async def test_prompts_that_begin_alike_share_their_beginning_and_no_bit_changes
     assert stats.prefix_reused == 5 * 41
 
 
+async def test_prompts_that_differ_little_do_not_queue_for_one_another(make: Make) -> None:
+    """Thirty prompts, each a token longer alike than the one before: a token is not worth waiting for."""
+    engine = make(max_slots=32)
+    await engine.sampler.sample(request(PROMPTS[2], "first", prefix_group="g", max_new_tokens=1))
+    before = engine.sampler.stats.forwards  # type: ignore[attr-defined]
+    prompts = [PROMPTS[2] + (5,) * task + (6,) + PROMPTS[1] for task in range(30)]
+
+    await asyncio.gather(
+        *(
+            engine.sampler.sample(request(ids, f"t{task}", prefix_group="g", max_new_tokens=1))
+            for task, ids in enumerate(prompts)
+        )
+    )
+
+    assert engine.sampler.stats.forwards - before <= 6  # type: ignore[attr-defined]
+
+
+async def test_a_copy_that_fails_fails_its_calls_and_no_later_one(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two calls are being placed when it happens; both are told, and the next call is answered."""
+    engine = make(max_slots=3)
+    worker = engine.sampler._worker  # type: ignore[attr-defined]
+    asked = [request(PROMPTS[2] + (7, task), f"t{task}", prefix_group="g", max_new_tokens=1) for task in range(3)]
+    await engine.sampler.sample(asked[0])
+
+    def fails(*_: object, **__: object) -> None:
+        raise MemoryError("no room for a copy")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(worker.backend, "copy", fails)
+        found = await asyncio.wait_for(
+            asyncio.gather(*(engine.sampler.sample(one) for one in asked[1:]), return_exceptions=True), timeout=60
+        )
+
+    assert [type(one) for one in found] == [EngineFailure, EngineFailure]
+    assert (await asyncio.wait_for(engine.sampler.sample(asked[0]), timeout=60)).token_ids.size == 1
+
+
 async def test_sharing_inside_a_group_changes_no_bit_and_feeds_common_turns_once(make: Make) -> None:
     """Members that act alike get the same observation; alone and ungrouped is the oracle."""
 

@@ -63,12 +63,12 @@ def test_a_released_context_still_lends_its_prefix() -> None:
     hold(table, "a", [1, 2, 3], "g")
     table.release("a")
 
-    found = table.donor("g", as_ints([1, 2, 9]))
+    found, later = table.donors("g", as_ints([1, 2, 9]))
 
     assert found is not None
-    assert found.length == 2
+    assert (found.length, later) == (2, None)
     assert table.own("a", as_ints([1, 2, 3])) is None
-    assert table.donor("", as_ints([1, 2])) is None
+    assert table.donors("", as_ints([1, 2])) == (None, None)
 
 
 def test_busy_slots_are_never_taken() -> None:
@@ -109,14 +109,32 @@ def test_the_only_idle_slot_is_taken_with_what_it_lends() -> None:
     assert table.evictions == 1
 
 
-def test_of_equal_matches_the_one_that_is_computed_lends() -> None:
-    """Two contexts begin alike; the earlier one has not got there yet."""
+def test_what_nobody_owns_is_taken_before_what_somebody_does_even_where_it_lends() -> None:
+    """A finished episode lends the beginning to the next one, in place; the one that goes on keeps its slot."""
+    table: SlotTable[str] = SlotTable(2)
+    alive, ended = hold(table, "a", [1, 2, 3], group="g"), hold(table, "b", [1, 2, 4, 5], group="g")
+    table.release("b")
+
+    now, later = table.donors("g", as_ints([1, 2, 6]))
+
+    assert now is not None
+    assert (now.slot, now.length, later) == (ended, 2, None)
+    assert table.free(now.slot) is ended
+    assert ended.token_ids.tolist() == [1, 2, 4, 5]
+    assert (alive.context, table.evictions) == ("a", 0)
+
+
+def test_a_donor_lends_what_was_fed_and_promises_the_rest() -> None:
+    """Two contexts begin alike; the one that has more in common has not got there yet."""
     table: SlotTable[str] = SlotTable(3)
-    behind, ahead = hold(table, "a", [1, 2, 3], group="g"), hold(table, "b", [1, 2, 4], group="g")
-    behind.fed = 1
+    behind, ahead = hold(table, "a", [1, 2, 5, 6], group="g"), hold(table, "b", [1, 2, 4], group="g")
+    behind.fed, behind.busy = 1, True
+    hold(table, "c", [1, 2, 5, 6], group="another")
 
-    found = table.donor("g", as_ints([1, 2, 5]))
+    now, later = table.donors("g", as_ints([1, 2, 5]))
 
-    assert found is not None
-    assert found.slot is ahead
-    assert found.length == 2
+    assert now is not None
+    assert later is not None
+    assert (now.slot, now.length) == (ahead, 2)
+    assert (later.slot, later.length) == (behind, 3)
+    assert table.donors("", as_ints([1, 2, 5])) == (None, None)

@@ -13,6 +13,8 @@ import numpy as np
 from kifu.records import Ints, as_ints
 
 Hidden = TypeVar("Hidden")
+AT_ONCE = 512
+"""Tokens compared before it is asked whether they were alike."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -31,6 +33,11 @@ class Slot(Generic[Hidden]):
     used_at: int = 0
     ends: dict[int, Hidden] = field(default_factory=dict)
     """Hidden state after the first n tokens, for the n where a call began to write."""
+
+    @property
+    def unowned(self) -> bool:
+        """Whether it can be taken and nobody is the worse for it."""
+        return self.context is None and not self.busy
 
     def cut(self, length: int) -> None:
         """Forget everything from position ``length``."""
@@ -60,22 +67,39 @@ class SlotTable(Generic[Hidden]):
         found = [slot for slot in self.slots if slot.context == context and not slot.busy]
         return _longest(found, token_ids)
 
-    def donor(self, group: str, token_ids: Ints) -> Match[Hidden] | None:
-        """The slot of this prefix group, busy or not, with the longest common prefix."""
-        found = [slot for slot in self.slots if group and slot.group == group]
-        return _longest(found, token_ids)
+    def donors(self, group: str, token_ids: Ints) -> tuple[Match[Hidden] | None, Match[Hidden] | None]:
+        """What slots of this prefix group can lend: now, of what was fed; and later, when a busy one has got there.
+
+        Of slots that can lend equally much now, one that nobody owns comes first: it can be continued in place.
+        """
+        now: Match[Hidden] | None = None
+        later: Match[Hidden] | None = None
+        for slot in self.slots if group else ():
+            if slot.group != group:
+                continue
+            length = common_prefix(slot.token_ids, token_ids)
+            ready = min(length, slot.fed)
+            if ready and (now is None or (ready, slot.unowned) > (now.length, now.slot.unowned)):
+                now = Match(slot=slot, length=ready)
+            if slot.busy and length > ready and (later is None or length > later.length):
+                later = Match(slot=slot, length=length)
+        return now, later
+
+    @property
+    def full(self) -> bool:
+        """Whether every slot is busy."""
+        return all(slot.busy for slot in self.slots)
 
     def free(self, keep: Slot[Hidden] | None = None) -> Slot[Hidden] | None:
         """Take an idle slot: one nobody owns if there is any, else the least recently used; None when all are busy.
 
         Args:
-            keep: this one only when there is no other, and then with what it holds: a copy of that is wanted.
+            keep: the last of its kind to be taken, and then with what it holds: a copy of that is wanted.
         """
         idle = [slot for slot in self.slots if not slot.busy]
-        others = [slot for slot in idle if slot is not keep]
         if not idle:
             return None
-        chosen = min(others or idle, key=lambda slot: (slot.context is not None, slot.used_at, slot.index))
+        chosen = min(idle, key=lambda slot: (slot.context is not None, slot is keep, slot.used_at, slot.index))
         self.evictions += chosen.context is not None
         if chosen is not keep:
             chosen.cut(0)
@@ -113,11 +137,10 @@ class SlotTable(Generic[Hidden]):
 
 
 def _longest(slots: list[Slot[Hidden]], token_ids: Ints) -> Match[Hidden] | None:
-    """Of equals, the one that has most of it computed."""
     best: Match[Hidden] | None = None
     for slot in slots:
         length = common_prefix(slot.token_ids, token_ids)
-        if length and (best is None or (length, slot.fed) > (best.length, best.slot.fed)):
+        if length and (best is None or length > best.length):
             best = Match(slot=slot, length=length)
     return best
 
@@ -125,5 +148,8 @@ def _longest(slots: list[Slot[Hidden]], token_ids: Ints) -> Match[Hidden] | None
 def common_prefix(first: Ints, second: Ints) -> int:
     """Number of leading tokens two sequences share."""
     size = min(first.size, second.size)
-    differ = np.flatnonzero(first[:size] != second[:size])
-    return int(differ[0]) if differ.size else size
+    for start in range(0, size, AT_ONCE):
+        differ = np.flatnonzero(first[start : min(start + AT_ONCE, size)] != second[start : min(start + AT_ONCE, size)])
+        if differ.size:
+            return start + int(differ[0])
+    return size

@@ -28,7 +28,7 @@ from kifu.records import Ints, Sampling, as_floats, as_ints
 ROWS_PER_ROUND = 1024
 """Tokens forwarded in one round at most; long prompts are fed in chunks."""
 WORTH_COPYING = 8
-"""Tokens a donor must have beyond what the context's own slot holds to be waited for and copied from."""
+"""Tokens by which a donor must be better than the context's own slot, and than the next best donor to be waited for."""
 LINGER_S = 0.002
 """How long a round waits for calls that arrive together."""
 IDLE_S = 0.05
@@ -142,7 +142,7 @@ class Worker:
         self._fail("the sampler was closed", None)
 
     def _fail(self, why: str, cause: BaseException | None) -> None:
-        for work in [*self._active, *self._waiting]:
+        for work in dict.fromkeys([*self._active, *self._waiting]):  # one that was being placed is in both
             error = EngineFailure(f"sampler: {why}")
             error.__cause__ = cause
             self._end(work, error=error)
@@ -170,7 +170,8 @@ class Worker:
         """Give waiting calls a slot, sharing what is kept; copies from one donor are made together."""
         copies: Copies = {}
         still: list[Work] = []
-        for work in self._waiting:
+        kept = {slot.context for slot in self._table.slots}
+        for work in sorted(self._waiting, key=lambda work: _identity(work)[0] not in kept):  # nobody takes their slots
             if work.future.cancelled():
                 continue
             if not self._place(work, copies):
@@ -184,12 +185,14 @@ class Worker:
         copies.clear()
 
     def _place(self, work: Work, copies: Copies) -> bool:
+        if self._table.full:
+            return False
         context, group, needed = _identity(work)
         token_ids = as_ints(work.token_ids)
-        own, donor = self._table.own(context, token_ids), self._table.donor(group, token_ids)
+        own, (now, later) = self._table.own(context, token_ids), self._table.donors(group, token_ids)
         held = own.length if own is not None else 0
-        best = donor if donor is not None and donor.length >= held + WORTH_COPYING else own
-        if best is not None and best is donor and best.slot.busy and best.slot.fed < best.length:
+        best = now if now is not None and now.length >= held + WORTH_COPYING else own
+        if later is not None and later.length >= max(held, best.length if best is not None else 0) + WORTH_COPYING:
             return False
         slot = own.slot if own is not None else self._table.free(best.slot if best else None)
         if slot is None:
@@ -274,7 +277,7 @@ class Worker:
             if isinstance(work, Scoring):
                 self._table.release(work.context)
             work.slot = None
-        if work.future.cancelled() or not work.future.set_running_or_notify_cancel():
+        if work.future.done() or not work.future.set_running_or_notify_cancel():
             return
         future: Future[Any] = work.future
         if error is not None:
