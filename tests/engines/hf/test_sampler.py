@@ -167,11 +167,12 @@ async def test_prompts_that_differ_little_do_not_queue_for_one_another(make: Mak
 
 
 async def test_a_copy_that_fails_fails_its_calls_and_no_later_one(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two calls are being placed when it happens; both are told, and the next call is answered."""
+    """The third of three calls takes the slot that the others are to copy from; all are told, the next is answered."""
     engine = make(max_slots=3)
     worker = engine.sampler._worker  # type: ignore[attr-defined]
-    asked = [request(PROMPTS[2] + (7, task), f"t{task}", prefix_group="g", max_new_tokens=1) for task in range(3)]
+    asked = [request(PROMPTS[2] + (7, task), f"t{task}", prefix_group="g", max_new_tokens=1) for task in range(4)]
     await engine.sampler.sample(asked[0])
+    engine.sampler.release("t0")
 
     def fails(*_: object, **__: object) -> None:
         raise MemoryError("no room for a copy")
@@ -182,7 +183,7 @@ async def test_a_copy_that_fails_fails_its_calls_and_no_later_one(make: Make, mo
             asyncio.gather(*(engine.sampler.sample(one) for one in asked[1:]), return_exceptions=True), timeout=60
         )
 
-    assert [type(one) for one in found] == [EngineFailure, EngineFailure]
+    assert [type(one) for one in found] == [EngineFailure] * 3
     assert (await asyncio.wait_for(engine.sampler.sample(asked[0]), timeout=60)).token_ids.size == 1
 
 
