@@ -8,11 +8,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from kifu.batching import Row, Tree, pack_rows
-from kifu.engines.hf import blocks, forward
+from kifu.engines.hf import blocks
 from kifu.engines.hf.forward import ancestor_mask, forest_hidden, is_chain, paths
 from kifu.engines.hf.loading import load_model
+from kifu.engines.hf.trainer import HfTrainer
 from kifu.models import ModelFolder
 from kifu.policy import Engine
 from kifu.records import as_floats, as_ints
@@ -75,16 +77,20 @@ def test_every_node_has_the_state_of_its_own_sequence(
         start += tree.token_ids.size
 
 
-@pytest.mark.parametrize("nodes", [1, 5, 64, 128, 1000])
+def bushy(count: int, *, branching: float) -> Tree:
+    """Long runs and, with this probability at a node, a branch from anywhere before it."""
+    random, parents = np.random.default_rng(5), [-1]
+    for node in range(1, count):
+        parents.append(int(random.integers(0, node)) if random.random() < branching else node - 1)
+    return tree_of(parents)
+
+
+@pytest.mark.parametrize("nodes", [1, 5, 64, 128, 1000, None])
 def test_blocks_of_any_size_give_the_states_of_separate_sequences(
-    tiny_model: ModelFolder, plain: PreTrainedModel, monkeypatch: pytest.MonkeyPatch, nodes: int
+    tiny_model: ModelFolder, plain: PreTrainedModel, monkeypatch: pytest.MonkeyPatch, nodes: int | None
 ) -> None:
-    """Three hundred nodes, bushy near the root and in long runs below; plain transformers is the oracle."""
-    random = np.random.default_rng(5)
-    parents = [-1]
-    for node in range(1, 300):
-        parents.append(node - 1 if random.random() < 0.93 else int(random.integers(0, node)))
-    tree, model = tree_of(parents), load_model(str(tiny_model.path), dtype="float32", device="cpu")
+    """Three hundred nodes; plain transformers on each root-to-leaf path is the oracle."""
+    tree, model = bushy(300, branching=0.07), load_model(str(tiny_model.path), dtype="float32", device="cpu")
     answered: list[blocks.Block] = []
     of_block = blocks._of_block
 
@@ -95,15 +101,13 @@ def test_blocks_of_any_size_give_the_states_of_separate_sequences(
         return of_block(block, query, kept, scale=scale)
 
     monkeypatch.setattr(blocks, "_of_block", counted)
-    monkeypatch.setattr(forward, "NODES", nodes)
+    monkeypatch.setattr(blocks, "COPIES", 300)
 
-    assert forward.tree_is_exact(model)
-    answered.clear()
     with torch.no_grad():
-        found = forest_hidden(model, [tree], unrolled=False)
+        found = forest_hidden(model, [tree], unrolled=False, nodes=nodes)
 
     layers = plain.config.num_hidden_layers
-    assert len(answered) == (0 if nodes >= 300 else layers * -(-300 // nodes))
+    assert len(answered) == (0 if nodes is None or nodes >= 300 else layers * -(-300 // nodes))
     for path in paths(tree.parents):
         ids = torch.from_numpy(tree.token_ids[path].astype(np.int64))[None]
         with torch.no_grad():
@@ -111,16 +115,54 @@ def test_blocks_of_any_size_give_the_states_of_separate_sequences(
         torch.testing.assert_close(found[path], wanted, atol=2e-5, rtol=0)
 
 
-def test_a_model_whose_blocks_are_wrong_goes_on_without_them(
-    tiny_model: ModelFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The small tree is tried with blocks first, and the whole mask is still right."""
-    model = load_model(str(tiny_model.path), dtype="float32", device="cpu")
-    block = blocks._of_block
-    monkeypatch.setattr(blocks, "_of_block", lambda *given, scale: 1.01 * block(*given, scale=scale))
+def test_blocks_stop_where_they_would_copy_more_than_they_save() -> None:
+    """Of 1,500 nodes in one run the blocks would copy every key six times; with many branches two or three times."""
+    run, branched = (ancestor_mask(bushy(1500, branching=share).parents) for share in (0.0, 0.2))
 
-    assert forward.tree_is_exact(model)
-    assert model.whole.config._attn_implementation == "sdpa"
+    deep, flat = (
+        blocks.masked(torch.from_numpy(visible), dtype=torch.float32, nodes=128) for visible in (run, branched)
+    )
+
+    assert not hasattr(deep, "kifu_blocks")
+    assert sum(block.keys_S.numel() for block in flat.kifu_blocks) < 3 * 1500  # type: ignore[attr-defined]
+
+
+def test_a_model_whose_blocks_are_wrong_trains_without_them(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The small tree is tried with blocks first, and the whole mask is still right."""
+    of_block = blocks._of_block
+    monkeypatch.setattr(blocks, "_of_block", lambda *given, scale: 1.01 * of_block(*given, scale=scale))
+
+    trainer = make().trainer
+
+    assert isinstance(trainer, HfTrainer)
+    assert trainer.tree_exact
+    assert trainer._nodes is None
+
+
+@pytest.mark.parametrize("at", ["by position", "by keyword", "beside another argument", "nowhere"])
+def test_whatever_carries_no_blocks_is_answered_as_transformers_does(at: str) -> None:
+    """The mask by keyword too; another argument, here a soft cap, is transformers' to refuse."""
+    random = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(1, heads, 20, 8, generator=random) for heads in (4, 2, 2))
+    visible = torch.from_numpy(ancestor_mask(bushy(20, branching=0.2).parents))
+    mask = blocks.masked(visible, dtype=torch.float32, nodes=6)
+    module = torch.nn.Module()
+    module.num_key_value_groups = 2  # type: ignore[assignment]
+    wanted, _ = sdpa_attention_forward(module, query, key, value, mask.clone(), scaling=0.3, is_causal=False)
+
+    match at:
+        case "by position":
+            found, _ = blocks.attend(module, query, key, value, mask, scaling=0.3)
+        case "by keyword":
+            found, _ = blocks.attend(module, query, key, value, attention_mask=mask, scaling=0.3)
+        case "beside another argument":
+            with pytest.raises(ValueError, match="softcap"):
+                blocks.attend(module, query, key, value, mask, scaling=0.3, softcap=30.0)
+            return
+        case _:
+            found, _ = blocks.attend(module, query, key, value, mask.clone(), scaling=0.3, is_causal=False)
+
+    torch.testing.assert_close(found, wanted)
 
 
 def test_chains_of_different_lengths_are_padded_without_effect(tiny_model: ModelFolder, plain: PreTrainedModel) -> None:

@@ -126,7 +126,7 @@ def accumulate(
 @pytest.fixture(params=[128, 4], ids=["whole mask", "blocks"])
 def _blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Trees of a test fit one block as it stands, or are cut into blocks of four nodes."""
-    monkeypatch.setattr("kifu.engines.hf.forward.NODES", request.param)
+    monkeypatch.setattr("kifu.engines.hf.trainer.NODES", request.param)
 
 
 @pytest.mark.usefixtures("_blocks")

@@ -5,24 +5,26 @@ share little, seven eighths. Nodes are numbered depth first, so 128 consecutive 
 one another. What is left out had weight zero; the numbers are those of the whole mask up to the order of sums.
 
 The blocks ride on the mask. Every model hands the mask to its attention layers, and where one hands on a copy instead,
-the copy says the same without them.
+the copy says the same without them. They are found by the function that transformers calls under the name `sdpa`: it
+answers any mask without blocks as it always did. A name of our own would change what models compute that ask for the
+name (those with sparse indices keep their indices from any other than two).
 
 Axes: ``M`` nodes, ``H`` query heads, ``S`` keys a block sees, ``D`` head size.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
 
-NAME = "kifu_blocks"
 NODES = 128
 """Nodes of a block."""
+COPIES = 4
+"""How often a key may be copied for the blocks that see it, on average; deeper trees keep the whole mask."""
 PLAIN = frozenset(
     {"scaling", "dropout", "is_causal", "sliding_window", "position_ids", "use_cache", "output_attentions"}
 )
@@ -39,41 +41,37 @@ class Block:
     """Nodes that any of them sees, ascending."""
     bias_MS: Tensor
     """``[stop - start, S]`` 0 where a key is visible, -inf elsewhere."""
+    repeated: dict[int, Tensor] = field(default_factory=dict)
+    """The bias so many times, for layers with as many query heads to a key-value head."""
+
+    def bias(self, share: int) -> Tensor:
+        """``[share * (stop - start), S]``, made once for all layers."""
+        if share not in self.repeated:
+            self.repeated[share] = self.bias_MS.repeat(share, 1)
+        return self.repeated[share]
 
 
-def masked(visible_MM: Tensor, *, dtype: torch.dtype, nodes: int) -> Tensor:
-    """``[1, 1, M, M]`` additive mask that carries its blocks.
+def masked(visible_MM: Tensor, *, dtype: torch.dtype, nodes: int | None) -> Tensor:
+    """``[1, 1, M, M]`` additive mask that carries its blocks, where they pay.
 
     Args:
         visible_MM: True where the column can be seen from the row.
         dtype: of the mask.
-        nodes: of a block; no more of them than this need none.
+        nodes: of a block; None makes no blocks.
     """
     mask = torch.zeros(visible_MM.shape, dtype=dtype, device=visible_MM.device)
     mask.masked_fill_(~visible_MM, -torch.inf)
-    found = mask[None, None]
-    count = visible_MM.shape[0]
-    if count > nodes:
-        blocks = []
-        for start in range(0, count, nodes):
-            stop = min(start + nodes, count)
-            keys_S = visible_MM[start:stop].any(0).nonzero()[:, 0]
-            blocks.append(Block(start=start, stop=stop, keys_S=keys_S, bias_MS=mask[start:stop, keys_S]))
+    found, count = mask[None, None], visible_MM.shape[0]
+    if nodes is None or count <= nodes:
+        return found
+    blocks = []
+    for start in range(0, count, nodes):
+        stop = min(start + nodes, count)
+        keys_S = visible_MM[start:stop].any(0).nonzero()[:, 0]
+        blocks.append(Block(start=start, stop=stop, keys_S=keys_S, bias_MS=mask[start:stop, keys_S]))
+    if sum(block.keys_S.numel() for block in blocks) <= COPIES * count:
         found.kifu_blocks = tuple(blocks)  # type: ignore[attr-defined]
     return found
-
-
-def use_blocks(whole: PreTrainedModel) -> bool:
-    """Let a model's attention look for blocks, if it is torch's own kernel that would answer; say whether it is."""
-    if whole.config._attn_implementation != "sdpa":
-        return False
-    whole.set_attn_implementation(NAME)
-    return True
-
-
-def leave_blocks(whole: PreTrainedModel) -> None:
-    """Undo `use_blocks`."""
-    whole.set_attn_implementation("sdpa")
 
 
 def attend(module: nn.Module, query: Tensor, *others: Tensor | None, **arguments: object) -> tuple[Tensor, None]:
@@ -82,19 +80,20 @@ def attend(module: nn.Module, query: Tensor, *others: Tensor | None, **arguments
     Args:
         module: the attention layer.
         query: ``[1, H, M, D]``.
-        *others: keys, values, and the mask.
-        **arguments: what the model passes.
+        *others: keys, values, and mostly the mask.
+        **arguments: what the model passes, the mask among it where it is not above.
 
     Returns:
         ``[1, M, H, D]``.
     """
-    key, value, mask = others
+    key, value, *masks = others
+    mask = masks[0] if masks else arguments.get("attention_mask")
     blocks: Sequence[Block] | None = getattr(mask, "kifu_blocks", None)
-    odd = any(name not in PLAIN and told is not None for name, told in arguments.items())
+    odd = any(name not in PLAIN | {"attention_mask"} and told is not None for name, told in arguments.items())
     if blocks is None or key is None or value is None or odd or arguments.get("dropout"):
-        given: Any = (module, query, key, value, mask)
+        given: Any = others
         told: dict[str, Any] = arguments
-        found: tuple[Tensor, None] = sdpa_attention_forward(*given, **told)
+        found: tuple[Tensor, None] = sdpa_attention_forward(module, query, *given, **told)
         return found
     scaling = arguments.get("scaling")
     scale = float(scaling) if isinstance(scaling, float | int) else query.shape[-1] ** -0.5
@@ -111,11 +110,10 @@ def _of_block(block: Block, query: Tensor, kept: tuple[Tensor, Tensor], *, scale
         query[:, :, block.start : block.stop].reshape(1, num_groups, share * nodes, -1),
         key,
         value,
-        attn_mask=block.bias_MS.repeat(share, 1),
+        attn_mask=block.bias(share),
         scale=scale,
     )
-    return found.view(1, num_heads, nodes, -1)
+    return found.reshape(1, num_heads, nodes, -1)
 
 
-AttentionInterface.register(NAME, attend)
-AttentionMaskInterface.register(NAME, sdpa_mask)
+AttentionInterface.register("sdpa", attend)

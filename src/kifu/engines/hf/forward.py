@@ -15,32 +15,31 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from kifu.batching import Tree
-from kifu.engines.hf.blocks import NODES, leave_blocks, masked, use_blocks
+from kifu.engines.hf.blocks import masked
 from kifu.engines.hf.loading import CausalModel
 from kifu.records import Bools, Ints, as_ints
 
 EXACT = 1e-4
 """Largest relative distance between hidden states of a tree and of its sequences, in float32."""
-SMALL = 4
-"""Nodes of a block where that is measured."""
 
 
 PADDED_AT_MOST = 1.3
 """Largest padded rectangle relative to the tokens in it."""
 
 
-def forest_hidden(model: CausalModel, trees: Sequence[Tree], *, unrolled: bool) -> Tensor:
+def forest_hidden(model: CausalModel, trees: Sequence[Tree], *, unrolled: bool, nodes: int | None = None) -> Tensor:
     """``[M, D]`` hidden states of all nodes of all trees, in order.
 
     Args:
         model: gives the hidden states; gradients flow.
         trees: each root begins a sequence.
         unrolled: forward every root-to-leaf path as a sequence of its own, sharing nothing.
+        nodes: of a block of attention (`kifu.engines.hf.blocks`); None compares every node with every node.
     """
     if all(is_chain(tree) for tree in trees):
         return _padded(model, [tree.token_ids for tree in trees])
     if not unrolled:
-        return torch.cat([_tree_hidden(model, tree, nodes=NODES) for tree in trees])
+        return torch.cat([_tree_hidden(model, tree, nodes=nodes) for tree in trees])
     return torch.cat([_unrolled(model, tree) for tree in trees])
 
 
@@ -85,16 +84,8 @@ def paths(parents_M: Ints) -> list[npt.NDArray[np.int64]]:
     return found
 
 
-def tree_is_exact(model: CausalModel) -> bool:
-    """Whether trees give the hidden states of their separate sequences; by blocks from now on, if these do as well."""
-    if use_blocks(model.whole):
-        if _small_tree_is_exact(model):
-            return True
-        leave_blocks(model.whole)
-    return _small_tree_is_exact(model)
-
-
-def _small_tree_is_exact(model: CausalModel) -> bool:
+def tree_is_exact(model: CausalModel, *, nodes: int | None) -> bool:
+    """Whether a small tree, in blocks of so many nodes or none, gives the hidden states of its separate sequences."""
     generator = np.random.Generator(np.random.PCG64(0))
     parents = as_ints_signed([-1, 0, 1, 2, 3, 3, 5, 6, 2, 8, 9, 9, 11])
     depths = np.array([0, 1, 2, 3, 4, 4, 5, 6, 3, 4, 5, 5, 6], dtype=np.int32)
@@ -103,7 +94,7 @@ def _small_tree_is_exact(model: CausalModel) -> bool:
     with torch.no_grad():
         wanted = _unrolled(model, tree)
         try:
-            found = _tree_hidden(model, tree, nodes=SMALL)
+            found = _tree_hidden(model, tree, nodes=nodes)
         except (ValueError, TypeError, RuntimeError):
             return False
     return bool((found - wanted).norm() <= EXACT * wanted.norm())
@@ -116,7 +107,7 @@ def as_ints_signed(values: Sequence[int]) -> Ints:
     return array
 
 
-def _tree_hidden(model: CausalModel, tree: Tree, *, nodes: int) -> Tensor:
+def _tree_hidden(model: CausalModel, tree: Tree, *, nodes: int | None) -> Tensor:
     ids = torch.from_numpy(tree.token_ids.astype(np.int64)).to(model.device)[None]
     if is_chain(tree):
         return model.hidden(ids)[0]

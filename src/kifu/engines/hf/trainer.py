@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils import deterministic
 
 from kifu.batching import Observations, Occurrences, PackedBatch
+from kifu.engines.hf.blocks import NODES
 from kifu.engines.hf.forward import forest_hidden, tree_is_exact
 from kifu.engines.hf.loading import DTYPES, CausalModel
 from kifu.engines.hf.lora import adapter_tensors, add_adapter, refresh_adapter
@@ -29,6 +30,8 @@ from kifu.records import Bools, Floats, as_floats, unpack_bitmap
 
 NAMED = 4
 """Trajectories a message names."""
+SMALL = 4
+"""Nodes of a block of the small tree that is tried."""
 
 
 class HfTrainer:
@@ -48,7 +51,8 @@ class HfTrainer:
         self._model = model
         self._machine = machine
         self._is_adapter = isinstance(weights, LoraWeights)
-        self.tree_exact = tree_is_exact(model)
+        self._nodes = NODES if tree_is_exact(model, nodes=SMALL) else None
+        self.tree_exact = self._nodes is not None or tree_is_exact(model, nodes=None)
         """Whether shared prefixes are forwarded once; otherwise every path goes through the model on its own."""
         self.adapted: dict[str, Tensor] = {}
         """Frozen float32 weights under an adapter, by name."""
@@ -100,7 +104,7 @@ class HfTrainer:
     def terms(self, batch: PackedBatch, *, needs_entropy: bool = False) -> Terms:
         """What a loss may look at, with the gradient attached."""
         occurrences, device = batch.occurrences, self._model.device
-        hidden_MD = forest_hidden(self._model, batch.trees, unrolled=not self._shares(batch))
+        hidden_MD = forest_hidden(self._model, batch.trees, unrolled=not self._shares(batch), nodes=self._nodes)
         nodes_N = torch.from_numpy(occurrences.nodes.astype(np.int64)).to(device)
         hidden_ND = hidden_MD.index_select(0, nodes_N).float()
         weight_VD = self._masters.rounded(self._model.head) if self._frozen_head is None else self._frozen_head

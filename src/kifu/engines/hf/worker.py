@@ -170,8 +170,7 @@ class Worker:
         """Give waiting calls a slot, sharing what is kept; copies from one donor are made together."""
         copies: Copies = {}
         still: list[Work] = []
-        kept = {slot.context for slot in self._table.slots}
-        for work in sorted(self._waiting, key=lambda work: _identity(work)[0] not in kept):  # nobody takes their slots
+        for work in self._waiting:
             if work.future.cancelled():
                 continue
             if not self._place(work, copies):
@@ -192,7 +191,8 @@ class Worker:
         own, (now, later) = self._table.own(context, token_ids), self._table.donors(group, token_ids)
         held = own.length if own is not None else 0
         best = now if now is not None and now.length >= held + WORTH_COPYING else own
-        if later is not None and later.length >= max(held, best.length if best is not None else 0) + WORTH_COPYING:
+        enough = max(held, best.length if best is not None else 0) + WORTH_COPYING
+        if later is not None and min(later.length, needed) >= enough:
             return False
         slot = own.slot if own is not None else self._table.free(best.slot if best else None)
         if slot is None:
