@@ -10,7 +10,7 @@ import pytest
 from typer.testing import Result
 
 from kifu.algorithms import ALGORITHMS
-from kifu.envs import ENVIRONMENTS
+from kifu.envs import ENVIRONMENTS, resolve_environment
 
 Kifu = Callable[..., Result]
 
@@ -39,6 +39,21 @@ def test_a_broken_environment_fails_its_check(kifu: Kifu, tmp_path: Path) -> Non
     bad = kifu("envs", "check", f"{tmp_path}/shut.py:Doors")
     assert bad.exit_code == 1
     assert "breaks the contract" in bad.stdout
+
+
+def test_noise_makes_the_demonstrator_of_a_new_world_worse(kifu: Kifu, tmp_path: Path) -> None:
+    """Without noise it always finds the prize; with nothing but noise it opens any of the doors."""
+    assert kifu("init", "bazaar", "--folder", tmp_path).exit_code == 0
+    cls = resolve_environment(f"{tmp_path}/bazaar.py:Doors")
+    task = next(iter(cls.tasks("train", 0)))
+
+    def success(noise: float) -> float:
+        return sum(
+            cls.demonstrate(task, seed=seed, noise=noise) == cls.demonstrate(task, seed=seed) for seed in range(200)
+        )
+
+    assert success(0.0) == 200
+    assert 20 < success(1.0) < 180
 
 
 def test_methods_are_listed_described_and_compared(kifu: Kifu) -> None:

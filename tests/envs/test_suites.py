@@ -3,11 +3,13 @@
 import asyncio
 import json
 from itertools import islice
+from typing import ClassVar
 
 import pytest
 
 from kifu.envs import ENVIRONMENTS, SPLITS, GuardedEnvironment, finite_calls
 from kifu.envs.card import environment_card
+from kifu.envs.suites.loop_room import LoopRoom
 from kifu.testing import check_env
 
 QUESTIONS = ("initial states", "observations", "actions", "success", "failure", "end", "reward", "irreversible")
@@ -43,6 +45,19 @@ def test_card_answers_every_question_and_is_json(name: str) -> None:
         assert len(found[question]) > 3, question
     assert found["name"] == name
     assert [score["agent"] for score in found["scores"]] == ["null", "random", "gold"]
+
+
+def test_a_card_claims_nothing_that_its_world_does_not_say() -> None:
+    """What nobody declared is not "nothing"."""
+
+    class Quiet(LoopRoom):
+        """Says nothing of itself."""
+
+        facts: ClassVar[dict[str, str]] = {}
+
+    found = environment_card(Quiet, num_tasks=4)
+
+    assert {found.hidden, found.end, found.reward} == {"not declared"}
 
 
 @pytest.mark.parametrize("name", ["corridor", "key_door", *SPLIT])

@@ -83,9 +83,11 @@ class Doors(kifu.Environment):
 
     @classmethod
     def demonstrate(cls, task: kifu.Task, *, seed: int = 0, noise: float = 0.0) -> tuple[kifu.ToolCall, ...]:
-        """Read the sign, open that door."""
-        prize = random.Random(seed).choice(DOORS)
-        return (kifu.ToolCall(name="read_sign"), kifu.ToolCall(name=f"open_{prize}"))
+        """Read the sign, open that door; with noise sometimes any door."""
+        chance = random.Random(seed)
+        prize = chance.choice(DOORS)  # the first draw is the world's own
+        door = chance.choice(DOORS) if chance.random() < noise else prize
+        return (kifu.ToolCall(name="read_sign"), kifu.ToolCall(name=f"open_{door}"))
 '''
 
 _TOOL = """# A small recurrent policy learns NAME.py in seconds. `kifu check NAME.toml`, then `kifu train NAME.toml`.
@@ -107,7 +109,7 @@ gamma = 1.0                               # a reward counts alike however many t
 steps = 30
 prompts_per_step = 8
 group_size = 8
-patience = 30                             # steps without a group to compare, also when all is solved
+patience = 30                             # steps without a group to compare before the run stops, with advice
 optimizer = { learning_rate = 1e-2 }
 
 [evaluation]

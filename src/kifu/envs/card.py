@@ -126,7 +126,7 @@ async def _card(cls: type[Environment], tasks: Sequence[Task]) -> Card:
         reward=facts["reward"],
         irreversible=facts["irreversible"],
         trained=TRAINED,
-        hidden=cls.facts.get("hidden", "nothing"),
+        hidden=cls.facts.get("hidden", "not declared"),
         success=facts["success"],
         failure=facts["failure"],
         initial_states=facts["initial states"],

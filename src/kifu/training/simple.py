@@ -51,6 +51,9 @@ def train(
 ) -> Result:
     """Train a policy in an environment, or on questions with a reward function.
 
+    What nobody states is chosen for a first try and frozen in ``protocol.toml``: 12 steps of 6 tasks and 8 attempts, a
+    LoRA adapter of rank 16 at a rate of 3e-4 (3e-3 for ``recurrent``), 64 tokens a turn, no discount.
+
     Args:
         environment: a class, or a name as in ``[environment] name``.
         tasks: path of a JSONL file of questions, or tasks of the environment; None takes the environment's own.

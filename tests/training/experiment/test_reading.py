@@ -125,6 +125,19 @@ CASES: dict[str, tuple[str, list[str]]] = {
 }
 
 
+def test_a_misspelt_field_is_told_before_the_field_that_is_missing_for_it(tmp_path: Path) -> None:
+    """Cause first, consequence second."""
+    path = tmp_path / "x.toml"
+    path.write_text(toml("").replace("group_size = 1", "group_sise = 1"))
+
+    with pytest.raises(ExperimentError) as caught:
+        load_experiment(path)
+
+    first, second = str(caught.value).splitlines()
+    assert "update.group_sise: unknown field; did you mean `group_size`?" in first
+    assert "update.group_size: missing" in second
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_a_malformed_file_is_told_where_and_what(tmp_path: Path, name: str) -> None:
     text, told = CASES[name]
