@@ -149,7 +149,8 @@ def common_prefix(first: Ints, second: Ints) -> int:
     """Number of leading tokens two sequences share."""
     size = min(first.size, second.size)
     for start in range(0, size, AT_ONCE):
-        differ = np.flatnonzero(first[start : min(start + AT_ONCE, size)] != second[start : min(start + AT_ONCE, size)])
+        stop = min(start + AT_ONCE, size)
+        differ = np.flatnonzero(first[start:stop] != second[start:stop])
         if differ.size:
             return start + int(differ[0])
     return size

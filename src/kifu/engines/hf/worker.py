@@ -191,8 +191,8 @@ class Worker:
         own, (now, later) = self._table.own(context, token_ids), self._table.donors(group, token_ids)
         held = own.length if own is not None else 0
         best = now if now is not None and now.length >= held + WORTH_COPYING else own
-        enough = max(held, best.length if best is not None else 0) + WORTH_COPYING
-        if later is not None and min(later.length, needed) >= enough:
+        at_hand = best.length if best is not None else 0
+        if later is not None and min(later.length, needed) >= at_hand + WORTH_COPYING:
             return False
         slot = own.slot if own is not None else self._table.free(best.slot if best else None)
         if slot is None:

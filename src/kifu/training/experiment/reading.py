@@ -205,9 +205,8 @@ def _explain(problem: ValidationError, model: type[BaseModel], where: str) -> st
     lines = []
     errors = problem.errors(include_url=False)
     in_stages = any(error["loc"][:1] == ("stages",) for error in errors)
-    for error in sorted(
-        errors, key=lambda error: error["type"] != "extra_forbidden"
-    ):  # a misspelt field explains a missing one
+    errors.sort(key=lambda error: error["type"] != "extra_forbidden")  # a misspelt field explains a missing one
+    for error in errors:
         if in_stages and error["loc"][:1] in (("credit",), ("update",)):
             continue  # the last stage's tables, told already
         path = ".".join(_named(error["loc"]))
