@@ -134,7 +134,7 @@ def test_references_for_some_rows_only_are_refused(make_row: MakeRow) -> None:
 
 
 def test_padded_rows_are_chosen_where_nothing_is_shared(make_row: MakeRow) -> None:
-    """Eight long strangers: a tree saves nothing and compares everything with everything."""
+    """Eight strangers of equal length: a tree saves nothing and compares them with one another."""
     random = np.random.default_rng(0)
     strangers = [make_row(random.integers(0, 900, 60), [59], str(number)) for number in range(8)]
     relatives = [make_row([*range(50), 100 + number, 7], [51], str(number)) for number in range(8)]

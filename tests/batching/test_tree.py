@@ -68,12 +68,26 @@ def test_no_tree_exceeds_the_limit_and_order_is_kept(
         assert num_prefixes([sequences[at][:-1] for at in group]) <= max_nodes
 
 
-def test_rows_without_a_common_prefix_stay_apart_where_attention_costs(make_row: MakeRow) -> None:
-    """One tree of strangers would compare every node with every node."""
+def test_strangers_stay_apart_where_comparing_neighbours_costs_more_than_another_forward(make_row: MakeRow) -> None:
+    """By hand: joining adds 20 nodes, 190 + 20 * 8 keys; a forward of its own costs its 20 tokens and 200 keys."""
     rows = [make_row([start, *range(10, 30)], [20]) for start in (1, 1, 2, 2)]
+    joining = 20 + (190 + 20 * 8) / 10.0
+    apart = 20 + 20**2 / (2 * 10.0)
+    between = joining - apart
+    assert between == 15.0
 
-    assert group_by_prefix(rows, max_nodes=100, cost=Cost(keys_per_token=50.0)) == [[0, 1], [2, 3]]
+    cheap, dear = (Cost(keys_per_token=10.0, block=8, apiece=between + step) for step in (-1.0, 1.0))
+
+    assert group_by_prefix(rows, max_nodes=100, cost=cheap) == [[0, 1], [2, 3]]
+    assert group_by_prefix(rows, max_nodes=100, cost=dear) == [[0, 1, 2, 3]]
     assert group_by_prefix(rows, max_nodes=100, cost=FREE) == [[0, 1, 2, 3]]
+
+
+def test_a_tree_costs_its_paths_and_neighbours_and_never_more_than_all_pairs() -> None:
+    """By hand: nodes at depths 0 to 3 and neighbours of 2; with many neighbours every pair of four nodes."""
+    assert Cost(keys_per_token=2.0, block=2, apiece=5.0).tree(4, 0 + 1 + 2 + 3) == 5.0 + 4 + (6 + 2 * 4) / 2
+    assert Cost(keys_per_token=2.0, block=9, apiece=5.0).tree(4, 6) == 5.0 + 4 + 16 / 2
+    assert Cost(keys_per_token=2.0, apiece=5.0).padded(3, 4) == 5.0 + 3 * (4 + 16 / 4)
 
 
 def test_a_row_longer_than_the_limit_is_named(make_row: MakeRow) -> None:

@@ -55,7 +55,12 @@ def test_train_prints_one_json_document_and_names_the_default_folder(
         ("steps = 150", "stepz = 150", ["update.stepz", "unknown field", "`steps`"]),
         ("steps = 150", "steps = 'many'", ["update.steps", "found 'many'", "expected a whole number"]),
         ("steps = 150\n", "", ["update.steps", "missing"]),
-        ('algorithm = "actor_critic"', 'algorithm = "rlo"', ["no algorithm `rlo`", "Known: "]),
+        ('algorithm = "actor_critic"', 'algorithm = "rlo"', ["credit.algorithm: no algorithm `rlo`", "Known: "]),
+        (
+            "{ entropy_coefficient = 0.02 }",
+            "{ entropy = 0.02 }",
+            ["credit.options: algorithm `actor_critic` has no opt"],
+        ),
         ('name = "key_door"', 'name = "key_dor"', ["no environment `key_dor`", "`key_door`"]),
         ('name = "key_door"', 'name = "nowhere.py:Safe"', ["no file nowhere.py"]),
         ('train = "seed 0.."', 'train = "seed 0..9_000_000"', ["environment.splits", "share seeds"]),

@@ -370,7 +370,7 @@ class TestImpossible:
         [
             (("credit={ algorithm = 'grpo' }",), ["`grpo` compares attempts", "at least 2, found 1"]),
             (("credit={ algorithm = 'sft' }",), ["`sft` trains on demonstrations", "update.warm_start"]),
-            (("credit={ algorithm = 'gripo' }",), ["no algorithm `gripo`"]),
+            (("credit={ algorithm = 'gripo' }",), ["credit.algorithm: no algorithm `gripo`"]),
             (("environment.name=calc_tools",), ["`recurrent` reads symbols", "engine = `hf`"]),
             (("environment.name=key_dor",), ["no environment `key_dor`", "did you mean `key_door`?"]),
             (("environment.options={ colour = 3 }",), ["environment.options do not fit `KeyDoor`", "colour"]),

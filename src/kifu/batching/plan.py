@@ -110,9 +110,16 @@ def _is_chain(tree: Tree) -> bool:
 def _trees_are_cheaper(
     rows: Sequence[Row], trees: list[list[list[int]]], *, rectangles: list[list[int]], cost: Cost
 ) -> bool:
-    as_trees = sum(cost.tree(_num_nodes(rows, members)) for bundle in trees for members in bundle)
+    as_trees = sum(_cost(rows, members, cost=cost) for bundle in trees for members in bundle)
     as_rows = sum(cost.padded(len(members), max(needed(rows[at]).size for at in members)) for members in rectangles)
     return as_trees < as_rows
+
+
+def _cost(rows: Sequence[Row], members: Sequence[int], *, cost: Cost) -> float:
+    if len(members) == 1:
+        return cost.padded(1, needed(rows[members[0]]).size)
+    tree, _ = build_tree([rows[at] for at in members])
+    return cost.tree(tree.token_ids.size, int(tree.depths.sum()))
 
 
 def _num_nodes(rows: Sequence[Row], members: Sequence[int]) -> int:

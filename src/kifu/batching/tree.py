@@ -24,19 +24,23 @@ Indices = npt.NDArray[np.int64]
 class Cost:
     """What a forward costs, in tokens that attend to nothing.
 
-    A token's linear layers cost 1; each key it is compared with costs 1 / ``keys_per_token``. A tree compares every
-    node with every node, a padded row only with what comes before.
+    A token's linear layers cost 1; each key it is compared with costs 1 / ``keys_per_token``. In a tree a node is
+    compared with its path to the root and with ``block`` neighbours, in a padded row only with what comes before. A
+    forward costs ``apiece`` besides, however few tokens it has: weights are read and operations started anew.
     """
 
     keys_per_token: float = 1200.0
+    block: int = 128
+    apiece: float = 200.0
 
-    def tree(self, num_nodes: int) -> float:
-        """Cost of one tree."""
-        return num_nodes + num_nodes**2 / self.keys_per_token
+    def tree(self, num_nodes: int, depths: int) -> float:
+        """Cost of one tree whose nodes' depths have that sum."""
+        keys = min(num_nodes * num_nodes, depths + self.block * num_nodes)
+        return self.apiece + num_nodes + keys / self.keys_per_token
 
     def padded(self, num_rows: int, width: int) -> float:
         """Cost of a rectangle of rows."""
-        return num_rows * (width + width**2 / (2.0 * self.keys_per_token))
+        return self.apiece + num_rows * (width + width**2 / (2.0 * self.keys_per_token))
 
 
 def needed(row: Row) -> Ints:
@@ -61,7 +65,7 @@ def group_by_prefix(rows: Sequence[Row], *, max_nodes: int, cost: Cost) -> list[
         UsageError: one row alone has more tokens than ``max_nodes``.
     """
     groups: list[list[int]] = []
-    size, sorted_keys = 0, list[bytes]()
+    size, depths, sorted_keys = 0, 0, list[bytes]()
     for at, row in enumerate(rows):
         ids = needed(row)
         if ids.size > max_nodes:
@@ -69,14 +73,15 @@ def group_by_prefix(rows: Sequence[Row], *, max_nodes: int, cost: Cost) -> list[
                 f"trajectory {row.trajectory}: {ids.size} tokens to forward, machine.max_nodes is {max_nodes}; raise it"
             )
         key = _key(ids)
-        added = ids.size - _shared_with(sorted_keys, key)
-        joins = cost.tree(size + added) - cost.tree(size) <= cost.tree(ids.size)
-        if groups and size + added <= max_nodes and joins:
+        shared = _shared_with(sorted_keys, key)
+        joined = size + ids.size - shared, depths + _depths(shared, ids.size)
+        joins = cost.tree(*joined) - cost.tree(size, depths) <= cost.padded(1, ids.size)
+        if groups and joined[0] <= max_nodes and joins:
             groups[-1].append(at)
-            size += added
+            size, depths = joined
         else:
             groups.append([at])
-            size, sorted_keys = ids.size, []
+            size, depths, sorted_keys = ids.size, _depths(0, ids.size), []
         insort(sorted_keys, key)
     return groups
 
@@ -131,6 +136,11 @@ def _shared_with(sorted_keys: list[bytes], key: bytes) -> int:
     """Longest common prefix, in tokens, with any of the keys: one of the two neighbours has it."""
     at = bisect_left(sorted_keys, key)
     return max((_common_bytes(other, key) for other in sorted_keys[max(0, at - 1) : at + 1]), default=0)
+
+
+def _depths(first: int, last: int) -> int:
+    """Sum of the depths from ``first`` up to but not including ``last``."""
+    return (first + last - 1) * (last - first) // 2
 
 
 def _common_bytes(first: bytes, second: bytes) -> int:

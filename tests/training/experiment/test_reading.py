@@ -194,6 +194,11 @@ def test_a_long_value_is_quoted_by_its_ends() -> None:
     assert len(str(raised.value)) < 500
 
 
+def test_what_a_run_froze_is_told_from_the_file_it_was_made_from() -> None:
+    with pytest.raises(ExperimentError, match=r"found None; what a run froze is for reading: train the file"):
+        parse_experiment(VALID | {"kifu": None}, name="x", folder=Path(), where="runs/x/protocol.toml")
+
+
 @pytest.mark.parametrize("version", [True, 1.0, "1", None])
 def test_only_the_number_is_the_number_of_the_format(version: object) -> None:
     with pytest.raises(ExperimentError, match="`kifu = 1` must stand at the top"):

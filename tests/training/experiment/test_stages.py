@@ -291,8 +291,12 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 @pytest.mark.parametrize(
     ("credit", "update", "told"),
     [
-        ({"algorithm": "grop"}, {}, "no algorithm `grop`"),
-        ({"algorithm": "grpo", "options": {"clip_low": 1.5}}, {}, "algorithm `grpo`, option `clip_low`: found 1.5"),
+        ({"algorithm": "grop"}, {}, "credit.algorithm: no algorithm `grop`"),
+        (
+            {"algorithm": "grpo", "options": {"clip_low": 1.5}},
+            {},
+            "credit.options: algorithm `grpo`, option `clip_low`: found 1.5",
+        ),
         ({"algorithm": "dpo"}, {}, "credit.algorithm = `dpo` learns from records"),
         ({"algorithm": "grpo"}, {"group_size": 1}, "credit.algorithm = `grpo` compares attempts"),
         ({"algorithm": "grpo", "components": {"x": 1.0}}, {}, "credit.components"),

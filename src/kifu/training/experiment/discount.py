@@ -1,6 +1,6 @@
 """The discount of an experiment: 1 by itself where an episode is a single answer, stated wherever it has more turns."""
 
-from kifu.algorithms import Plan, build_algorithm
+from kifu.algorithms import Plan
 from kifu.credit import RefreshedPairs, StoredPairs
 from kifu.envs import Environment
 from kifu.envs.suites.jsonl import QuestionTask
@@ -8,6 +8,7 @@ from kifu.errors import ExperimentError
 from kifu.training.experiment.agent_layers import ToolCalling
 from kifu.training.experiment.credit_layers import CreditLayer
 from kifu.training.experiment.layers import Experiment, HfPolicy, TrainStage
+from kifu.training.experiment.methods import named_algorithm
 
 UNDISCOUNTED = 1.0
 
@@ -28,7 +29,7 @@ def with_discount(experiment: Experiment, *, environment: type[Environment], too
     def settled(credit: CreditLayer, where: str) -> CreditLayer:
         if credit.gamma is not None:
             return credit
-        if not is_single and reads_returns(build_algorithm(credit.algorithm, credit.options).plan):
+        if not is_single and reads_returns(named_algorithm(credit, where).plan):
             raise ExperimentError(
                 f"{where}.gamma: missing; an episode of `{experiment.environment.name}` may have several turns, and "
                 f"`{credit.algorithm}` credits them with returns. Expected a discount in [0, 1]: state "

@@ -18,6 +18,8 @@ from kifu.training.experiment.layers import Experiment, MachineTable
 
 Table: TypeAlias = dict[str, Any]
 
+FROZEN = "protocol.toml"
+"""Name of the file in a run folder that says everything the run was made of."""
 VERSION = 1
 LAYERS = ("environment", "policy", "record", "credit", "update", "evaluation")
 
@@ -93,7 +95,10 @@ def parse_experiment(
     table = dict(table)
     version = table.pop("kifu", None)
     if type(version) is not int or version != VERSION:  # true and 1.0 are equal to 1
-        raise ExperimentError(f"{where}: `kifu = {VERSION}` must stand at the top, found {version!r}")
+        frozen = (
+            "; what a run froze is for reading: train the file it was made from" if Path(where).name == FROZEN else ""
+        )
+        raise ExperimentError(f"{where}: `kifu = {VERSION}` must stand at the top, found {version!r}{frozen}")
     profiles = table.pop("profiles", {})
     if not isinstance(profiles, dict):
         raise ExperimentError(f"{where}: [profiles] must be tables, e.g. [profiles.check.update]")

@@ -33,6 +33,7 @@ from kifu.training.experiment.layers import (
     TrainStage,
     UpdateLayer,
 )
+from kifu.training.experiment.methods import named_algorithm
 
 BASE = "base"
 """The weights a run begins with, as a place to start a stage from."""
@@ -172,7 +173,7 @@ def _imitation(
 
 
 def _training(name: str, layer: TrainStage, *, experiment: Experiment, first: int) -> Stage:
-    update, algorithm = layer.update, build_algorithm(layer.credit.algorithm, layer.credit.options)
+    update, algorithm = layer.update, named_algorithm(layer.credit)
     return Stage(
         name=name,
         method=layer.credit.algorithm,
