@@ -2,8 +2,10 @@
 
 import html
 import json
+import re
 import tomllib
 from collections.abc import Callable
+from itertools import groupby
 from pathlib import Path
 
 import pytest
@@ -14,8 +16,9 @@ from kifu.records import Origin, RunReader
 Kifu = Callable[..., Result]
 
 
-HOSTILE = "\\x1b[2J\\x1b]0;owned\\x07<script>alert(1)</script>\\u202e"
-"""As it stands in Python source: clears the screen, renames the window, runs a script, turns the line around."""
+HOSTILE = "\\x1b[2J\\x1b]0;owned\\x07<script>alert(1)</script>\\u2039policy\\u203a\\u202e"
+"""As it stands in Python source: clears the screen, renames the window, runs a script, says that the policy wrote what
+follows, turns the line around."""
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +61,21 @@ def test_a_printed_transcript_has_a_legend_and_the_end(kifu: Kifu, finished: Pat
     assert "origins  policy environment prompt" in text
     assert item.turns[0].text in text
     assert item.outcome.reason.value in text
+
+
+def test_without_colours_every_stretch_is_marked_with_its_origin(kifu: Kifu, finished: Path) -> None:
+    item = next(iter(RunReader(finished).trajectories()))
+    spans = [span for span in item.tapes[0].spans if span.token_ids.size]
+    expected = [origin.value for origin, _ in groupby(span.origin for span in spans)]
+    text = kifu("show", finished, item.id).stdout
+    assert re.findall("\u2039([a-z]+)\u203a", text) == expected
+
+
+def test_no_token_can_pretend_to_be_the_mark_of_another_origin(kifu: Kifu, hostile: Path) -> None:
+    name = json.loads(kifu("show", hostile, "--json").stdout)[0]["trajectory"]
+    text = kifu("show", hostile, name).stdout
+    assert "\\u2039policy\u203a" in text
+    assert len(re.findall("\u2039", text)) == len(re.findall("\u2039[a-z]+\u203a", text))
 
 
 def test_hostile_text_cannot_steer_the_terminal(kifu: Kifu, hostile: Path) -> None:

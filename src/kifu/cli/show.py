@@ -1,6 +1,7 @@
 """``kifu show``."""
 
 from collections.abc import Mapping
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,6 +28,8 @@ STYLES: Mapping[Origin, str] = {
     Origin.EXTERNAL: "red",
 }
 """How the terminal shows who wrote a token."""
+MARK = "\u2039"
+"""Opens the name of an origin where there are no colours; written out as an escape where a token has it."""
 
 
 @app.command()
@@ -137,10 +140,7 @@ def _print(trajectory: Trajectory, shown: list[Transcript]) -> None:
     for item in shown:
         if len(shown) > 1:
             say(f"--- tape {item.tape}" + ("" if item.forked_at is None else f", shares {item.forked_at} tokens"))
-        body = Text()
-        for piece in item.pieces:
-            body.append(printable(piece.text, keep="\n\t"), style=STYLES[piece.origin])
-        console.print(body)
+        console.print(_coloured(item) if console.color_system else _marked(item))
     for turn in trajectory.turns:
         if turn.action.parse_error is not None:
             say(f"turn {turn.index}: not read as a call: {turn.action.parse_error}")
@@ -152,3 +152,20 @@ def _print(trajectory: Trajectory, shown: list[Transcript]) -> None:
     say(f"reward   {'none' if trajectory.reward is None else trajectory.reward:}")
     if checks:
         say("checks   " + "  ".join(f"{name} {'yes' if found else 'no'}" for name, found in sorted(checks.items())))
+
+
+def _coloured(item: Transcript) -> Text:
+    body = Text()
+    for piece in item.pieces:
+        body.append(printable(piece.text, keep="\n\t"), style=STYLES[piece.origin])
+    return body
+
+
+def _marked(item: Transcript) -> Text:
+    """For pipes and files: every stretch begins with who wrote it, and no token can pretend to."""
+    body = Text()
+    for origin, pieces in groupby(item.pieces, lambda piece: piece.origin):
+        body.append(f"{MARK}{origin.value}\u203a")
+        for piece in pieces:
+            body.append(printable(piece.text, keep="\n\t").replace(MARK, "\\u2039"))
+    return body
