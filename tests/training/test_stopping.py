@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
 
 import pytest
 
@@ -15,6 +16,15 @@ def _send(number: signal.Signals) -> None:
     os.kill(os.getpid(), number)
 
 
+@pytest.fixture
+def listening() -> Iterator[None]:
+    """SIGHUP as a terminal leaves it; the suite itself may run under `nohup`."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("listening")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_the_first_signal_asks_on_the_loop_and_interrupts_nothing(number: signal.Signals) -> None:
     asked: list[str] = []
