@@ -37,13 +37,23 @@ def test_contexts_may_interleave_and_a_cut_hands_on_its_value(make_known: Make) 
     episode = make_known([0, 2, 0, -1], tokens=[1] * 4, values_N=values, segment=[7, 3, 7, 3], cut_worth=0.5)
     found = build_algorithm("compaction_gae", {"gamma": 0.9, "scale": 1.0}).credit([episode], RewardRules())
     lam = 1 - 1 / 4
-    early = gae([0, 0 + 1.0], [0.1, 0.3], gamma=0.9, lam=lam)
+    early = gae([0 + 2.0, 0 - 1.0], [0.1, 0.3], gamma=0.9, lam=lam)  # each as it is paid, after the token before it
     late = gae([2, -1], [0.2, 0.0], gamma=0.9, lam=lam, after=0.5)
     shrink = (0.9 * lam) ** 2
     assert found is not None
     assert np.concatenate(found[0].token_advantages_K or ()).tolist() == pytest.approx(
         [shrink * early[0], late[0], shrink * early[1], late[1]], abs=1e-12
     )
+
+
+def test_a_context_inside_another_sees_what_is_paid_after_it(make_known: Make) -> None:
+    """By hand: lam 1 - 1/4.5 over three tokens, no values, 1 paid in the last turn; the inner context ends first."""
+    values = [np.zeros(1)] * 3
+    episode = make_known([0, 0, 1], tokens=[1, 1, 1], values_N=values, segment=[0, 1, 0])
+    found = build_algorithm("compaction_gae").credit([episode], RewardRules())
+    lam = 1 - 1 / 4.5
+    assert found is not None
+    assert np.concatenate(found[0].token_advantages_K or ()).tolist() == pytest.approx([lam, lam**2, 1.0], abs=1e-12)
 
 
 def test_one_context_is_plain_token_gae(make_known: Make) -> None:

@@ -105,6 +105,62 @@ def test_a_critics_advantage_is_raw_unless_whitening_is_asked_for(
     assert found["groups"][0]["trajectories"][0]["turns"][0]["advantage"] == pytest.approx(shown, abs=1e-6)
 
 
+TOKENS = [{"logprob": -0.1, "behaviour_logprob": -0.1, "value": 0.2}]
+"""Of a turn whose critic spoke before its token and not before the turn."""
+
+
+@pytest.mark.parametrize("algorithm", ["bilevel_gae", "compaction_gae", "sao"])
+def test_values_of_tokens_serve_where_turns_have_none(kifu: Kifu, tmp_path: Path, algorithm: str) -> None:
+    """One token a turn, V 0.2, paid 1 and 0: the residuals are 0.8 and -0.2, and the critic's error is theirs."""
+    attempts = [{"id": name, "reward": r, "turns": [{"tokens": TOKENS}]} for name, r in (("A", 1.0), ("B", 0.0))]
+    (tmp_path / "f.json").write_text(json.dumps({"gamma": 1.0, "groups": [{"trajectories": attempts}]}))
+    found = json.loads(kifu("credit", tmp_path / "f.json", "--algorithm", algorithm, "--json").stdout)
+    shown = [item["turns"][0]["advantage"] for item in found["groups"][0]["trajectories"]]
+    assert shown == pytest.approx([0.8, -0.2], abs=1e-6)
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "actor_critic", "turn_ppo", "starpo_s"])
+def test_values_of_tokens_do_not_serve_a_critic_of_turns(kifu: Kifu, tmp_path: Path, algorithm: str) -> None:
+    attempts = [{"id": name, "reward": r, "turns": [{"tokens": TOKENS}]} for name, r in (("A", 1.0), ("B", 0.0))]
+    (tmp_path / "f.json").write_text(json.dumps({"gamma": 1.0, "groups": [{"trajectories": attempts}]}))
+    found = kifu("credit", tmp_path / "f.json", "--algorithm", algorithm)
+    assert found.exit_code == 2
+    assert "trajectory A, turn 0, `value`: missing" in " ".join(found.stderr.split())
+
+
+def test_a_group_whose_verdicts_tie_is_told_by_them(kifu: Kifu, tmp_path: Path) -> None:
+    attempts = [
+        {"id": name, "reward": 1.0, "turns": [{"reward": paid, "value": 0.0, "tokens": [{"logprob": -0.1}]}]}
+        for name, paid in (("A", 0.0), ("B", 0.5))
+    ]
+    (tmp_path / "f.json").write_text(json.dumps({"gamma": 1.0, "groups": [{"trajectories": attempts}]}))
+    found = json.loads(kifu("credit", tmp_path / "f.json", "--algorithm", "starpo_s", "--json").stdout)
+    for item in found["groups"][0]["trajectories"]:
+        assert "2 attempts that earned 1 to 1.5, 1 by their verdicts alone, expected" in item["filtered"]
+
+
+@pytest.mark.parametrize("algorithm", ["mt_grpo", "trace_turn_credit"])
+def test_a_turn_that_does_not_say_whether_it_called_a_tool_is_named(kifu: Kifu, tmp_path: Path, algorithm: str) -> None:
+    """It counted as one that did, while the others said."""
+    token = {"logprob": -0.1, "behaviour_logprob": -0.1}
+    turns = [{"tool": "look", "reward": 0.5, "gold_logprob": -1.0, "tokens": [token]}]
+    attempts = [
+        {"id": "A", "reward": 1.0, "final_gold_logprob": -0.5, "turns": turns},
+        {"id": "B", "reward": 0.0, "final_gold_logprob": -0.5, "turns": [*turns, {**turns[0], "tool": None}]},
+    ]
+    (tmp_path / "f.json").write_text(json.dumps({"gamma": 1.0, "groups": [{"trajectories": attempts}]}))
+    found = kifu("credit", tmp_path / "f.json", "--algorithm", algorithm)
+    assert found.exit_code == 2
+    assert "trajectory B, turn 1, `tool`: missing, and other turns name theirs" in " ".join(found.stderr.split())
+
+
+def test_a_list_member_cannot_be_left_out(kifu: Kifu, tmp_path: Path) -> None:
+    (tmp_path / "f.json").write_text(json.dumps({"gamma": 1.0, "groups": [1]}))
+    found = kifu("credit", tmp_path / "f.json", "--algorithm", "grpo")
+    assert found.exit_code == 2
+    assert "leave it out" not in found.stderr
+
+
 @pytest.mark.parametrize(("gamma", "turns", "told"), [({}, 2, True), ({"gamma": 1.0}, 2, False), ({}, 1, False)])
 def test_a_discount_taken_by_itself_over_several_turns_is_told(
     kifu: Kifu, tmp_path: Path, gamma: dict[str, float], turns: int, told: bool

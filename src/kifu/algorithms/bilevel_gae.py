@@ -105,4 +105,4 @@ class BilevelGae:
     @property
     def plan(self) -> Plan:
         """Fresh rollouts with a critic."""
-        return Plan(needs_value=True, needs_token_values=True, epochs=self.epochs, whiten=self.whiten)
+        return Plan(needs_value=True, token_values="needed", epochs=self.epochs, whiten=self.whiten)

@@ -93,5 +93,5 @@ class CompactionGae:
     def plan(self) -> Plan:
         """Fresh rollouts with a critic."""
         return Plan(
-            needs_value=True, needs_token_values=True, epochs=self.epochs, whiten=self.whiten, presumed=("segment",)
+            needs_value=True, token_values="needed", epochs=self.epochs, whiten=self.whiten, presumed=("segment",)
         )

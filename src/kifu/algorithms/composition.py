@@ -35,6 +35,7 @@ Amount: TypeAlias = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
 PositiveShare: TypeAlias = Annotated[float, Field(gt=0, le=1)]
 Positive: TypeAlias = Annotated[float, Field(ge=1e-6, le=1e6, allow_inf_nan=False)]
 Level: TypeAlias = Annotated[float, Field(ge=-1e9, le=1e9, allow_inf_nan=False)]
+TokenValues: TypeAlias = Literal["unread", "taken", "needed"]
 PresumedFact: TypeAlias = Literal["calls_tool", "is_void", "segment"]
 DualClip: TypeAlias = Annotated[float, Field(gt=1, le=1e6, allow_inf_nan=False)]
 """Domains of options, checked by `kifu.algorithms.build_algorithm`.
@@ -176,8 +177,8 @@ class Plan:
     """What they are divided by then, after their mean is taken off."""
     needs_value: bool = False
     """Whether the engine must have a critic."""
-    needs_token_values: bool = False
-    """Whether V before every trained token is read, not before every turn alone."""
+    token_values: TokenValues = "unread"
+    """Whether V before every trained token is read, not before every turn alone; "taken" where it can do without."""
     needs_group: bool = False
     """Whether statistics of a group are taken, so that group_size must be at least 2."""
     selection: Selection = field(default_factory=KeepInformative)

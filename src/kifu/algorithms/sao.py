@@ -97,7 +97,7 @@ class Sao:
     @property
     def plan(self) -> Plan:
         """Rollouts of any age the experiment allows, with a critic and without groups."""
-        return Plan(needs_value=True, epochs=self.epochs)
+        return Plan(needs_value=True, token_values="taken", epochs=self.epochs)
 
 
 def _targets(advantages_KN: Sequence[Doubles], values_KN: Sequence[Doubles], *, boundary: float) -> Doubles:

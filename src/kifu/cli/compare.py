@@ -75,6 +75,8 @@ def _print_success(found: RunComparison) -> None:
         )
         table.add_row(*cells(row.name, len(row.seeds), _interval(row.before), _interval(row.after), by_seed, *told))
     output().print(table)
+    if any(row.against_first is not None for row in found.rows):
+        say("the difference and p are of these trained policies, over tasks; they say nothing of another seed")
 
 
 def _print_spent(found: RunComparison) -> None:

@@ -132,24 +132,28 @@ def cross_segment_gae(local_SN: Sequence[Doubles], *, gamma: float, lam: float) 
 def compaction_gae(episode: Episode, *, gamma: float, lam: float) -> tuple[Doubles, ...]:
     """``[K][N]`` GAE inside every context of an episode, then `cross_segment_gae`.
 
-    A context ends with the sum of all rewards paid after it: for one reward at the end, every context has that reward.
+    What other contexts are paid counts at the token before it: a context ends with the sum of all rewards paid after
+    it, and for one reward at the end every context has that reward. Contexts follow each other in the order in which
+    they end; one that is left and taken up again ends with its last turn.
     """
     values_KN = token_values(episode)
     lengths_K = _lengths(values_KN)
     paid_KN = paid_at_last_tokens(episode.rewards_K, lengths_K=lengths_K)
-    segments = list(dict.fromkeys(turn.segment for turn in episode.turns))
-    members = [[k for k, turn in enumerate(episode.turns) if turn.segment == segment] for segment in segments]
+    last = {turn.segment: k for k, turn in enumerate(episode.turns)}
+    members = [
+        [k for k, turn in enumerate(episode.turns) if turn.segment == segment]
+        for segment in sorted(last, key=last.__getitem__)
+    ]
     local: list[Doubles] = []
-    later = 0.0
-    for s in range(len(segments) - 1, -1, -1):
-        rewards_N = np.concatenate([paid_KN[k] for k in members[s]])
-        own = float(rewards_N.sum())
-        if rewards_N.size:
-            rewards_N[-1] += later
-        after = episode.boundary if s == len(segments) - 1 else 0.0
-        values_N = np.concatenate([values_KN[k] for k in members[s]])
-        local.insert(0, token_gae(rewards_N, values_N, gamma=gamma, lam=lam, final_value=after))
-        later += own
+    for turns in members:
+        rewards_N = np.concatenate([paid_KN[k] for k in turns])
+        ends = np.cumsum([lengths_K[k] for k in turns]).tolist()
+        for end, k, following in zip(ends, turns, [*turns[1:], len(paid_KN)], strict=True):
+            if end:
+                rewards_N[end - 1] += sum(float(paid_N.sum()) for paid_N in paid_KN[k + 1 : following])
+        values_N = np.concatenate([values_KN[k] for k in turns])
+        after = episode.boundary if turns[-1] == len(paid_KN) - 1 else 0.0
+        local.append(token_gae(rewards_N, values_N, gamma=gamma, lam=lam, final_value=after))
     found_KN = [np.empty(0) for _ in lengths_K]
     for turns, whole_N in zip(members, cross_segment_gae(local, gamma=gamma, lam=lam), strict=True):
         for k, part_N in zip(turns, _split(whole_N, [lengths_K[k] for k in turns]), strict=True):

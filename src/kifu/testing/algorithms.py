@@ -367,7 +367,7 @@ def check_absent(bench: _Bench) -> str:
     """From records to rows: a member that infrastructure failed is in no statistic of its group."""
     plan = bench.algorithm.plan
     purpose = Purpose.DEMONSTRATION if plan.demonstrations else Purpose.TRAIN
-    tokens = (1, 1) if plan.needs_token_values else Shape().tokens  # the only turns whose values are on record
+    tokens = (1, 1) if plan.token_values == "needed" else Shape().tokens  # the only turns whose values are on record
     groups = bench.make(3, Shape(branches=False, tokens=tokens))
     trials = {
         RolloutKey(seed=0, step=0, group=at, member=2 * member, purpose=purpose).id: trial

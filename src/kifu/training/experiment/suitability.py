@@ -29,7 +29,7 @@ def check_values(plan: Plan, experiment: Experiment, *, name: str) -> None:
         ExperimentError: it does not; the message says what does.
     """
     policy = experiment.policy
-    if plan.needs_token_values and not isinstance(policy, RecurrentPolicy):
+    if plan.token_values == "needed" and not isinstance(policy, RecurrentPolicy):
         raise ExperimentError(
             f"credit.algorithm = `{name}` needs V before every sampled token, and the engine `{policy.engine}` has no "
             "critic; use engine = `recurrent`, whose turns are one token, so that the value before a turn is the value "

@@ -185,6 +185,9 @@ def _no_signal(items: Sequence[Known], needs: str) -> str:
         return "none of its group takes part"
     said = f"{earned[0]:g}" if earned[0] == earned[-1] else f"{earned[0]:g} to {earned[-1]:g}"
     attempts = f"{len(earned)} attempt{'s' if len(earned) > 1 else ''} that earned {said}"
+    verdicts = {item.episode.outcome for item in items if isinstance(item.episode, Episode)}
+    if earned[0] != earned[-1] and len(verdicts) == 1 and None not in verdicts:
+        attempts += f", {verdicts.pop():g} by their verdicts alone"
     return f"its group carries no signal: found {attempts}, expected {needs}"
 
 
@@ -305,7 +308,7 @@ def _values(trained: Sequence[tuple[Known, Credited]], over: Denominators) -> Va
     """The critic as recorded against its targets; turns without a token that may be trained have none."""
     columns: list[tuple[float, float, float]] = []
     for item, one in trained:
-        values_K, targets_K = _episode(item).values_K, one.credit.value_targets_K
+        values_K, targets_K = _turn_values(_episode(item)), one.credit.value_targets_K
         if values_K is None or targets_K is None:
             return None
         columns += [
@@ -318,3 +321,11 @@ def _values(trained: Sequence[tuple[Known, Credited]], over: Denominators) -> Va
         ]
     value_K, target_K, weight_K = (torch.tensor(column, dtype=torch.float64) for column in zip(*columns, strict=True))
     return ValueTerms(value_K=value_K, target_K=target_K, old_value_K=value_K, weight_K=weight_K)
+
+
+def _turn_values(episode: Episode) -> Doubles | None:
+    """``[K]`` V before every turn; where only tokens have values, that of the turn's first token is the same number."""
+    if episode.values_K is not None:
+        return episode.values_K
+    firsts = [turn.values_N[0] for turn in episode.turns if turn.values_N is not None and len(turn.values_N)]
+    return np.array(firsts) if firsts and len(firsts) == len(episode.turns) else None

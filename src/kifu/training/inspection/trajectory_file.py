@@ -142,7 +142,9 @@ def _advice(field: str) -> str:
         return "a log-probability in nats is finite and at most 0"
     if field == "gamma":
         return "a discount lies in [0, 1]"
-    is_needed = any(field in model.model_fields and model.model_fields[field].is_required() for model in _LEVELS)
+    is_needed = not field or any(
+        field in model.model_fields and model.model_fields[field].is_required() for model in _LEVELS
+    )
     return "correct it" if is_needed else "correct it, or leave it out where it is not known"
 
 

@@ -28,6 +28,8 @@ def check_needs(
         UsageError: naming trajectory, turn, token and field.
     """
     _check_checks(given, method.plan, called=called, where=where)
+    if "calls_tool" in method.plan.presumed:
+        _check_tools(taking_part, where)
     for item in taking_part:
         if method.plan.needs_value:
             _check_values(item, method.plan, where)
@@ -54,13 +56,26 @@ def _check_checks(given: Given, plan: Plan, *, called: str, where: str) -> None:
         )
 
 
+def _check_tools(taking_part: Sequence[GivenTrajectory], where: str) -> None:
+    """Where turns that called a tool name it, one that says nothing called none or was forgotten."""
+    turns = [(item, at, turn) for item in taking_part for at, turn in enumerate(item.turns)]
+    if not any(turn.tool or turn.calls_tool for _, _, turn in turns):
+        return
+    for item, at, turn in turns:
+        if turn.tool is None and turn.calls_tool is None:
+            raise UsageError(
+                f"{where}: trajectory {item.id}, turn {at}, `tool`: missing, and other turns name theirs; give the "
+                'name, or "" where the turn called none, which the method treats otherwise'
+            )
+
+
 def _check_values(item: GivenTrajectory, plan: Plan, where: str) -> None:
     """All turns have V, or all tokens: numbers of the two kinds do not complete each other."""
     of_tokens = [column(turn.sampled, "value") is not None for turn in item.turns]
-    if all(of_tokens):
+    if all(of_tokens) and plan.token_values != "unread":
         return
     for at, turn in enumerate(item.turns):
-        if turn.value is None and not (plan.needs_token_values and of_tokens[at]):
+        if turn.value is None and not (plan.token_values == "needed" and of_tokens[at]):
             raise UsageError(
                 f"{where}: trajectory {item.id}, turn {at}, `value`: missing; the method needs V before every turn"
             )
