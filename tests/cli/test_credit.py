@@ -154,6 +154,18 @@ def test_a_turn_that_does_not_say_whether_it_called_a_tool_is_named(kifu: Kifu, 
     assert "trajectory B, turn 1, `tool`: missing, and other turns name theirs" in " ".join(found.stderr.split())
 
 
+def test_an_outcome_is_no_substitute_for_what_the_verifier_found(kifu: Kifu, tmp_path: Path) -> None:
+    """`rlvr` pays verified success alone; without it both attempts were left out as equal."""
+    attempts = [
+        {"id": name, "reward": reward, "outcome": outcome, "turns": [{}]}
+        for name, reward, outcome in (("A", 1.0, "success"), ("B", 0.0, "failure"))
+    ]
+    (tmp_path / "f.json").write_text(json.dumps({"gamma": 1.0, "groups": [{"trajectories": attempts}]}))
+    found = kifu("credit", tmp_path / "f.json", "--algorithm", "rlvr")
+    assert found.exit_code == 2
+    assert "trajectory A, `success`: missing" in " ".join(found.stderr.split())
+
+
 def test_a_list_member_cannot_be_left_out(kifu: Kifu, tmp_path: Path) -> None:
     (tmp_path / "f.json").write_text(json.dumps({"gamma": 1.0, "groups": [1]}))
     found = kifu("credit", tmp_path / "f.json", "--algorithm", "grpo")

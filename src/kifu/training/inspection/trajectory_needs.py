@@ -83,7 +83,7 @@ def _check_values(item: GivenTrajectory, plan: Plan, where: str) -> None:
 
 def _check_success(item: GivenTrajectory, where: str) -> None:
     """A method that is paid by verified success alone is told what the verifier found."""
-    if item.outcome is None and "success" not in item.model_fields_set:
+    if "success" not in item.model_fields_set:
         raise UsageError(
             f"{where}: trajectory {item.id}, `success`: missing; the method pays verified success and nothing else. "
             "Give true or false, or null where the verifier could not tell"
