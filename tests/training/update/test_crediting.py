@@ -11,6 +11,7 @@ import pytest
 from kifu.algorithms import Card, Plan, TurnCredit, build_algorithm
 from kifu.credit import Episode, SampleStd
 from kifu.credit.reading import RewardRules
+from kifu.errors import UsageError
 from kifu.objectives import Objective, PolicyObjective, Reduction, TokenMean
 from kifu.training.update.crediting import CreditedUpdate, Member, credit_groups
 
@@ -95,3 +96,23 @@ def test_an_update_of_equal_advantages_is_left_out_unless_a_critic_learns_from_i
 def test_without_whitening_equal_advantages_are_kept() -> None:
     found = update(Fixed(settings=Plan()), [0.5], [0.5])
     assert [one.advantages_N.tolist() for group in found.groups for one in group.members] == [[0.5], [0.5]]
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ([[1.0, 1.0], [1.0, 1.0]], "gave 2 credits for 1 episodes"),
+        ([], "gave 0 credits for 1 episodes"),
+        ([[1.0, 1.0, 1.0]], "`advantages_K` has 3 entries for 2 turns"),
+        ([[1.0]], "`advantages_K` has 1 entries for 2 turns"),
+    ],
+)
+def test_credit_that_does_not_fit_is_refused(given: list[list[float]], told: str) -> None:
+    """One advantage too many would be dropped, and one too few is another turn's."""
+
+    class Unfit(Fixed):
+        def credit(self, group: Sequence[Episode], rules: RewardRules) -> list[TurnCredit]:
+            return [TurnCredit(advantages_K=np.array(numbers)) for numbers in given]
+
+    with pytest.raises(UsageError, match=told):
+        update(Unfit(), [0.0, 1.0])

@@ -16,6 +16,7 @@ from kifu.credit.group import Scale
 from kifu.credit.outcome import batch_moments
 from kifu.credit.reading import RewardRules
 from kifu.credit.selection import copies_of_groups
+from kifu.errors import UsageError
 from kifu.objectives import Reduction, token_weights
 from kifu.records import Bools
 
@@ -96,8 +97,11 @@ def credit_groups(
         rules: how rewards become numbers.
         seed: of a selection that draws.
         whiten: whether advantages are normalized over the update; None leaves it to the algorithm.
+
+    Raises:
+        UsageError: the algorithm's credit does not fit the episodes it was asked about.
     """
-    found = [algorithm.credit([member.episode for member in group], rules) if group else None for group in groups]
+    found = [_credit(algorithm, [member.episode for member in group], rules) if group else None for group in groups]
     outcomes = [
         None if credits is None else [member.episode.outcome for member in group]
         for group, credits in zip(groups, found, strict=True)
@@ -126,6 +130,27 @@ def credit_groups(
         ),
         denominators=denominators,
     )
+
+
+def _credit(algorithm: Algorithm, episodes: Sequence[Episode], rules: RewardRules) -> list[TurnCredit] | None:
+    """Credit for every episode and every turn of it, or none: what is one too many would be dropped in silence."""
+    credits, name = algorithm.credit(episodes, rules), type(algorithm).__name__
+    if credits is None:
+        return None
+    if len(credits) != len(episodes):
+        raise UsageError(
+            f"`{name}.credit` gave {len(credits)} credits for {len(episodes)} episodes; one each, in order"
+        )
+    for episode, credit in zip(episodes, credits, strict=True):
+        of_turns = {"advantages_K": credit.advantages_K, "token_advantages_K": credit.token_advantages_K}
+        of_turns |= {"kept_K": credit.kept_K, "value_targets_K": credit.value_targets_K}
+        for field, given in of_turns.items():
+            if given is not None and len(given) != episode.num_turns:
+                raise UsageError(
+                    f"`{name}.credit`, {episode.place()}: `{field}` has {len(given)} entries for {episode.num_turns} "
+                    "turns; one each"
+                )
+    return credits
 
 
 def _numbered(found: Sequence[list[TurnCredit] | None]) -> list[list[TurnCredit] | None]:
