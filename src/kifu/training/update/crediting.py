@@ -3,7 +3,7 @@
 Pure: the same episodes and rules give the same numbers. Axes: ``N`` trained tokens of one trajectory.
 """
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -142,8 +142,12 @@ def _credit(algorithm: Algorithm, episodes: Sequence[Episode], rules: RewardRule
             f"`{name}.credit` gave {len(credits)} credits for {len(episodes)} episodes; one each, in order"
         )
     for episode, credit in zip(episodes, credits, strict=True):
-        of_turns = {"advantages_K": credit.advantages_K, "token_advantages_K": credit.token_advantages_K}
-        of_turns |= {"kept_K": credit.kept_K, "value_targets_K": credit.value_targets_K}
+        of_turns: dict[str, Sized | None] = {
+            "advantages_K": credit.advantages_K,
+            "token_advantages_K": credit.token_advantages_K,
+            "kept_K": credit.kept_K,
+            "value_targets_K": credit.value_targets_K,
+        }
         for field, given in of_turns.items():
             if given is not None and len(given) != episode.num_turns:
                 raise UsageError(
