@@ -105,25 +105,29 @@ def test_a_critics_advantage_is_raw_unless_whitening_is_asked_for(
     assert found["groups"][0]["trajectories"][0]["turns"][0]["advantage"] == pytest.approx(shown, abs=1e-6)
 
 
+def write(tmp_path: Path, attempts: list[Any]) -> Path:
+    """A document of one group of these attempts."""
+    path = tmp_path / "f.json"
+    path.write_text(json.dumps({"gamma": 1.0, "groups": [{"trajectories": attempts}]}))
+    return path
+
+
 TOKENS = [{"logprob": -0.1, "behaviour_logprob": -0.1, "value": 0.2}]
 """Of a turn whose critic spoke before its token and not before the turn."""
+PAIR = [{"id": name, "reward": reward, "turns": [{"tokens": TOKENS}]} for name, reward in (("A", 1.0), ("B", 0.0))]
 
 
 @pytest.mark.parametrize("algorithm", ["bilevel_gae", "compaction_gae", "sao"])
 def test_values_of_tokens_serve_where_turns_have_none(kifu: Kifu, tmp_path: Path, algorithm: str) -> None:
     """One token a turn, V 0.2, paid 1 and 0: the residuals are 0.8 and -0.2, and the critic's error is theirs."""
-    attempts = [{"id": name, "reward": r, "turns": [{"tokens": TOKENS}]} for name, r in (("A", 1.0), ("B", 0.0))]
-    (tmp_path / "f.json").write_text(json.dumps({"gamma": 1.0, "groups": [{"trajectories": attempts}]}))
-    found = json.loads(kifu("credit", tmp_path / "f.json", "--algorithm", algorithm, "--json").stdout)
+    found = json.loads(kifu("credit", write(tmp_path, PAIR), "--algorithm", algorithm, "--json").stdout)
     shown = [item["turns"][0]["advantage"] for item in found["groups"][0]["trajectories"]]
     assert shown == pytest.approx([0.8, -0.2], abs=1e-6)
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "actor_critic", "turn_ppo", "starpo_s"])
 def test_values_of_tokens_do_not_serve_a_critic_of_turns(kifu: Kifu, tmp_path: Path, algorithm: str) -> None:
-    attempts = [{"id": name, "reward": r, "turns": [{"tokens": TOKENS}]} for name, r in (("A", 1.0), ("B", 0.0))]
-    (tmp_path / "f.json").write_text(json.dumps({"gamma": 1.0, "groups": [{"trajectories": attempts}]}))
-    found = kifu("credit", tmp_path / "f.json", "--algorithm", algorithm)
+    found = kifu("credit", write(tmp_path, PAIR), "--algorithm", algorithm)
     assert found.exit_code == 2
     assert "trajectory A, turn 0, `value`: missing" in " ".join(found.stderr.split())
 
@@ -133,8 +137,7 @@ def test_a_group_whose_verdicts_tie_is_told_by_them(kifu: Kifu, tmp_path: Path) 
         {"id": name, "reward": 1.0, "turns": [{"reward": paid, "value": 0.0, "tokens": [{"logprob": -0.1}]}]}
         for name, paid in (("A", 0.0), ("B", 0.5))
     ]
-    (tmp_path / "f.json").write_text(json.dumps({"gamma": 1.0, "groups": [{"trajectories": attempts}]}))
-    found = json.loads(kifu("credit", tmp_path / "f.json", "--algorithm", "starpo_s", "--json").stdout)
+    found = json.loads(kifu("credit", write(tmp_path, attempts), "--algorithm", "starpo_s", "--json").stdout)
     for item in found["groups"][0]["trajectories"]:
         assert "2 attempts that earned 1 to 1.5, 1 by their verdicts alone, expected" in item["filtered"]
 
@@ -148,8 +151,7 @@ def test_a_turn_that_does_not_say_whether_it_called_a_tool_is_named(kifu: Kifu, 
         {"id": "A", "reward": 1.0, "final_gold_logprob": -0.5, "turns": turns},
         {"id": "B", "reward": 0.0, "final_gold_logprob": -0.5, "turns": [*turns, {**turns[0], "tool": None}]},
     ]
-    (tmp_path / "f.json").write_text(json.dumps({"gamma": 1.0, "groups": [{"trajectories": attempts}]}))
-    found = kifu("credit", tmp_path / "f.json", "--algorithm", algorithm)
+    found = kifu("credit", write(tmp_path, attempts), "--algorithm", algorithm)
     assert found.exit_code == 2
     assert "trajectory B, turn 1, `tool`: missing, and other turns name theirs" in " ".join(found.stderr.split())
 
@@ -160,8 +162,7 @@ def test_an_outcome_is_no_substitute_for_what_the_verifier_found(kifu: Kifu, tmp
         {"id": name, "reward": reward, "outcome": outcome, "turns": [{}]}
         for name, reward, outcome in (("A", 1.0, "success"), ("B", 0.0, "failure"))
     ]
-    (tmp_path / "f.json").write_text(json.dumps({"gamma": 1.0, "groups": [{"trajectories": attempts}]}))
-    found = kifu("credit", tmp_path / "f.json", "--algorithm", "rlvr")
+    found = kifu("credit", write(tmp_path, attempts), "--algorithm", "rlvr")
     assert found.exit_code == 2
     assert "trajectory A, `success`: missing" in " ".join(found.stderr.split())
 
